@@ -93,9 +93,9 @@ class TestSystems:
 class TestSweeps:
     def test_fixed_pools_hold_the_peak(self) -> None:
         trace, plant = production("T1"), cluster("H20 1.3B")
-        sizes = pool_sizes(trace, plant, coarse=False)
-        assert sizes == list(range(math.ceil(trace.peak / SESSIONS), 17))
-        assert pool_sizes(trace, plant, coarse=True)[-1] == 16
+        assert pool_sizes(trace, plant) == list(range(math.ceil(trace.peak / SESSIONS), 17))
+        large = pool_sizes(trace, cluster("B300 1.3B"))
+        assert (large[0], large[-1], len(large)) == (math.ceil(trace.peak / SESSIONS), 64, 5)
 
     def test_no_run_undercuts_perfect_elasticity(self) -> None:
         trace, plant = square(5, 40, 120, 360), cluster("H20 1.3B")
@@ -115,7 +115,7 @@ class TestSweeps:
         monkeypatch.setattr(sweeps, "production", lambda name, seed: square(5, 20, 60, 120))
         monkeypatch.setattr(sweeps, "elastic_settings", lambda *given: elastic_settings(*given)[3:6])
         monkeypatch.setattr(sweeps, "fixed_settings", lambda *given: fixed_settings(*given)[:3])
-        found = sweeps.run("T1", "1.3B", 0, True, 0.0)
+        found = sweeps.run("T1", "1.3B", 0, 0.0)
         assert found.keys() == {*SYSTEMS, BOUND}
         for elastic in (True, False):
             grids = {
@@ -137,7 +137,7 @@ class TestSweeps:
     def test_a_capacity_is_what_a_target_chunk_latency_leaves(self) -> None:
         plant = cluster("H20 7B")
         curve = LatencyCurve(plant.latency_s, SESSIONS)
-        for setting in elastic_settings(SESSIONS, coarse=False):
+        for setting in elastic_settings(plant):
             assert slots(curve, SESSIONS, plant.latency_s[setting.capacity]) == setting.capacity
 
     def test_a_capacity_limits_what_workers_hold(self) -> None:
@@ -149,7 +149,7 @@ class TestSweeps:
 
     def test_fixed_pools_have_room_for_the_peak(self) -> None:
         trace, plant = production("T1"), cluster("H20 1.3B")
-        found = fixed_settings(trace, plant, coarse=True)
+        found = fixed_settings(trace, plant)
         assert all(setting.workers * setting.capacity >= trace.peak for setting in found)
         assert len({setting.name for setting in found}) == len(found)
 
@@ -282,8 +282,8 @@ class TestComparisons:
 
     def test_figure_4_runs_and_reports(self, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = [PoolSetting(SESSIONS, rho=rho) for rho in (0.5, 0.9)]
-        monkeypatch.setattr(figure4, "elastic_settings", lambda sessions, coarse: settings)
-        found = figure4.run("returns", 0, 2.0, True, 0.0)
+        monkeypatch.setattr(figure4, "elastic_settings", lambda plant: settings)
+        found = figure4.run("returns", 0, 2.0, 0.0)
         assert found.keys() == STUDY.keys()
         assert len(found["base"]) == 1
         assert len(found["joint"]) == 2

@@ -12,7 +12,7 @@ from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.grids import PoolSetting, describe_grid, elastic_settings
 from turboserve.experiments.paper.metrics import curve, mean_interval, ratio, reduction_percent
-from turboserve.experiments.paper.profiles import SESSIONS, SIGNAL_AGES_S, SIGNALS, cluster, describe
+from turboserve.experiments.paper.profiles import SIGNAL_AGES_S, SIGNALS, cluster, describe
 from turboserve.experiments.paper.systems import STUDY, sweep
 
 NAME = "figure4"
@@ -54,7 +54,7 @@ def cells(scale: Scale) -> list[PaperCell]:
             NAME,
             f"{rule}, draw {seed}, start-up {delay:g} s, signals {age_s:g} s",
             run,
-            (rule.value, seed, delay, scale.quick, age_s),
+            (rule.value, seed, delay, age_s),
         )
         for delay, age_s in conditions(scale)
         for rule in (Resume.RETURNS, Resume.ANYWHERE)
@@ -62,10 +62,10 @@ def cells(scale: Scale) -> list[PaperCell]:
     ]
 
 
-def run(rule: str, seed: int, start_up_s: float, quick: bool, signal_age_s: float) -> dict[str, Any]:
+def run(rule: str, seed: int, start_up_s: float, signal_age_s: float) -> dict[str, Any]:
     """Run every system of the study on one draw of M."""
     trace, plant = production("M", seed), plant_of(start_up_s, signal_age_s)
-    settings = {True: elastic_settings(plant.capacity, quick), False: [PoolSetting(plant.capacity, GPUS)]}
+    settings = {True: elastic_settings(plant), False: [PoolSetting(plant.capacity, GPUS)]}
     return {
         name: sweep(system, trace, plant, settings[system.elastic], Resume(rule))
         for name, system in STUDY.items()
@@ -79,7 +79,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             draws = [
                 result
                 for cell, result in results.items()
-                if (cell.arguments[0], cell.arguments[2], cell.arguments[4]) == (rule, delay, age_s)
+                if (cell.arguments[0], cell.arguments[2], cell.arguments[3]) == (rule, delay, age_s)
             ]
             for latency in LATENCIES:
                 ours[_key(rule, latency, delay, age_s)] = {
@@ -112,7 +112,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "has one. Draws in which no setting is as fast are not in the mean. A mean that lacks "
             "draws meets nothing.",
             "signals": f"{SIGNALS} Ages: {', '.join(f'{age:g}' for age in SIGNAL_AGES_S)} s.",
-            "grid": describe_grid(SESSIONS, scale.quick),
+            "grid": describe_grid(plant_of(scale.start_ups[0])),
             "headline": f"a resumed session returns to its worker; waits included; start-up "
             f"{scale.start_ups[0]:g} s; signals without an age",
         },

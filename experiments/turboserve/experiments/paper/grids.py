@@ -49,43 +49,47 @@ class PoolSetting:
         return Controlled(policy_for(plant, learns=not self.rho), table, max(begin, 1))
 
 
-def elastic_settings(sessions: int, coarse: bool) -> list[PoolSetting]:
-    """Return the settings of every elastic system. `sessions`: K."""
-    shares = COARSE_SHARES if coarse else SHARES
-    capacities = list(dict.fromkeys(max(round(share * sessions), 1) for share in shares))
-    forecasts = (TARGET,) if coarse else FORECAST_TARGETS
-    constants = COARSE_TARGETS if coarse else TARGETS
+SHARES = (1.0, 0.75, 0.625, 0.5)
+"""Capacities relative to K: 16, 12, 10 and 8 of 16."""
+TARGETS = (0.6, 0.7, 0.8, 0.9)
+"""ρ̂ with K sessions a worker and no forecast."""
+LEARNED_SHARES = (1.0, 0.625)
+LARGE_WORKERS = 16
+"""Clusters with more workers have a coarse grid, because a run takes seconds there."""
+
+
+def elastic_settings(plant: Plant) -> list[PoolSetting]:
+    """Return the settings of every elastic system."""
+    sessions, large = plant.capacity, plant.most > LARGE_WORKERS
+    targets = TARGETS[::2] if large else TARGETS
+    learned = () if large else LEARNED_SHARES
     return [
-        *(PoolSetting(capacity) for capacity in capacities),
-        *(PoolSetting(capacity, rho=rho, forecast=True) for capacity in capacities for rho in forecasts),
-        *(PoolSetting(sessions, rho=rho) for rho in constants),
+        *(PoolSetting(capacity, rho=TARGET, forecast=True) for capacity in _capacities(sessions, SHARES)),
+        *(PoolSetting(sessions, rho=rho) for rho in targets),
+        *(PoolSetting(capacity) for capacity in _capacities(sessions, learned)),
     ]
 
 
-SHARES = (1.0, 0.875, 0.75, 0.625, 0.5625, 0.5)
-"""Capacities relative to K: 16, 14, 12, 10, 9 and 8 of 16."""
-COARSE_SHARES = (1.0, 0.75, 0.625, 0.5)
-FORECAST_TARGETS = (0.7, 0.8, 0.9)
-TARGETS = (0.5, 0.6, 0.7, 0.8, 0.9)
-COARSE_TARGETS = (0.6, 0.8)
+def _capacities(sessions: int, shares: Sequence[float]) -> list[int]:
+    return list(dict.fromkeys(max(round(share * sessions), 1) for share in shares))
 
 
-def fixed_settings(trace: WorkloadTrace, plant: Plant, coarse: bool) -> list[PoolSetting]:
+def fixed_settings(trace: WorkloadTrace, plant: Plant) -> list[PoolSetting]:
     """Return the settings of every fixed pool: each size with K, and with the least that holds the peak."""
-    sizes = pool_sizes(trace, plant, coarse)
     return [
         PoolSetting(capacity, size)
-        for size in sizes
+        for size in pool_sizes(trace, plant)
         for capacity in dict.fromkeys((plant.capacity, min(math.ceil(trace.peak / size), plant.capacity)))
     ]
 
 
-def pool_sizes(trace: WorkloadTrace, plant: Plant, coarse: bool) -> list[int]:
+def pool_sizes(trace: WorkloadTrace, plant: Plant) -> list[int]:
     """Return the fixed pools that are tried: from the least that holds the peak up to the cluster."""
     least = min(math.ceil(trace.peak / plant.capacity), plant.most)
-    step = max((plant.most - least) // (5 if coarse else 15), 1)
+    steps = 4 if plant.most > LARGE_WORKERS else 15
+    step = max(math.ceil((plant.most - least) / steps), 1)
     return sorted({*range(least, plant.most + 1, step), plant.most})
 
 
-def describe_grid(sessions: int, coarse: bool) -> Sequence[str]:
-    return [setting.name for setting in elastic_settings(sessions, coarse)]
+def describe_grid(plant: Plant) -> Sequence[str]:
+    return [setting.name for setting in elastic_settings(plant)]

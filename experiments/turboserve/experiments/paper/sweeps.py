@@ -14,7 +14,6 @@ from turboserve.experiments.paper.grids import describe_grid, elastic_settings, 
 from turboserve.experiments.paper.profiles import (
     CLUSTER_OF,
     OLD_SIGNALS_S,
-    SESSIONS,
     SIGNALS,
     cluster,
     describe,
@@ -42,8 +41,8 @@ DECLARED = {
     "MAG": "The paper's models have a fixed window of keys and values, so states have one size, the memory "
     "in use is the number of sessions, and MAG chooses as LAG does. LAG's runs are read for it.",
     "grid": {
-        "elastic, T1 to T3": describe_grid(SESSIONS, coarse=False),
-        "elastic, T4 to T6 and --quick": describe_grid(SESSIONS, coarse=True),
+        "elastic, T1 to T3": describe_grid(cluster("H20 1.3B", START_UP_S)),
+        "elastic, T4 to T6": describe_grid(cluster("B300 1.3B", START_UP_S)),
         "fixed": "Sizes from the least that holds the peak, with K and with the least capacity that holds "
         "the peak.",
         "at most": "target_chunk_s = L(n): workers take no more than n sessions, in every system.",
@@ -60,7 +59,7 @@ def cells(experiment: str, scale: Scale) -> list[PaperCell]:
             experiment,
             f"{name}, {size}, draw {seed}, signals {age_s:g} s",
             run,
-            (name, size, seed, scale.quick, age_s),
+            (name, size, seed, age_s),
         )
         for age_s in (0.0, OLD_SIGNALS_S)
         for name in names
@@ -70,16 +69,11 @@ def cells(experiment: str, scale: Scale) -> list[PaperCell]:
     ]
 
 
-def run(name: str, size: str, seed: int, quick: bool, signal_age_s: float) -> dict[str, Any]:
+def run(name: str, size: str, seed: int, signal_age_s: float) -> dict[str, Any]:
     """Run every system with each of its settings."""
     plant = replace(cluster(f"{CLUSTER_OF[name]} {size}", START_UP_S), signal_age_s=signal_age_s)
     trace = production(name, seed)
-    # The large traces take minutes with the whole grid.
-    coarse = quick or plant.most > 16
-    settings = {
-        True: elastic_settings(plant.capacity, coarse),
-        False: fixed_settings(trace, plant, coarse),
-    }
+    settings = {True: elastic_settings(plant), False: fixed_settings(trace, plant)}
     found = {
         name: sweep(system, trace, plant, settings[system.elastic], RESUME)
         for name, system in SYSTEMS.items()
@@ -91,5 +85,5 @@ def run(name: str, size: str, seed: int, quick: bool, signal_age_s: float) -> di
 
 def by_age(results: Mapping[PaperCell, Any]) -> tuple[dict[PaperCell, Any], dict[PaperCell, Any]]:
     """Return the results with fresh signals, and those with signals of an age."""
-    fresh = {cell: found for cell, found in results.items() if not cell.arguments[4]}
-    return fresh, {cell: found for cell, found in results.items() if cell.arguments[4]}
+    fresh = {cell: found for cell, found in results.items() if not cell.arguments[3]}
+    return fresh, {cell: found for cell, found in results.items() if cell.arguments[3]}
