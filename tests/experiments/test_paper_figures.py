@@ -19,7 +19,7 @@ from turboserve.experiments.autoscale.trace import Step, checked
 from turboserve.experiments.paper import figure4, figure7, figure8, figure9, states, sweeps
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.grids import PoolSetting, elastic_settings, fixed_settings, pool_sizes
-from turboserve.experiments.paper.profiles import SESSIONS, cluster
+from turboserve.experiments.paper.profiles import SESSIONS, SIGNAL_AGES_S, cluster
 from turboserve.experiments.paper.systems import (
     BOUND,
     PERIOD_S,
@@ -31,6 +31,7 @@ from turboserve.experiments.paper.systems import (
     perfect_elasticity,
     sweep,
 )
+from turboserve.experiments.report.charts import CHARTS
 from turboserve.scheduler.placement import PLACEMENTS
 from turboserve.scheduler.placement.pool import LatencyCurve, slots
 
@@ -294,6 +295,9 @@ class TestComparisons:
         fixed = report["ours"]["resume: returns; served_ms; start-up 2 s"]["turboserve, fixed pool"]
         base, ours = found["base"][0]["served_ms"], found["turboserve, fixed pool"][0]["served_ms"]
         assert fixed["latency_reduction_percent"]["mean"] == pytest.approx(100 * (1 - ours / base), abs=1e-3)
+        # A chart for each resume rule has a point for each age of signals and system.
+        charts = CHARTS["figure4"](report)
+        assert [chart.count("<circle") for chart in charts] == [2 * len(SIGNAL_AGES_S)] * 2
         assert len(figure4.rows(report)) == len(figure4.conditions(QUICK)) * 2 * 2 * 5
 
 

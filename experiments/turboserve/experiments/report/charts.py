@@ -72,6 +72,28 @@ def decisions(report: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
+def signal_ages(report: Mapping[str, Any]) -> list[str]:
+    """Draw what migration saves by the age of the signals, for each resume rule, waits included."""
+    rules: dict[str, dict[str, list[tuple[float, Mapping[str, Any]]]]] = {}
+    start_up = next(iter(report["ours"])).split("; ")[2]
+    for key, row in report["ours"].items():
+        rule, latency, delay, *signals = key.split("; ")
+        if latency != "with_waits_ms" or delay != start_up:
+            continue
+        age_s = float(signals[0].split()[1]) if signals else 0.0
+        for system in ("migration", "turboserve, fixed pool"):
+            if (value := row[system]["latency_reduction_percent"]) is not None:
+                rules.setdefault(rule, {}).setdefault(system, []).append((age_s, value))
+    return [
+        lines(f"Latency that migration saves, by age of signals, {rule}", "seconds", "%", [
+            Series(system, [(age_s, value["mean"]) for age_s, value in found],
+                   [value["ci95"] for _, value in found])
+            for system, found in by_system.items()
+        ])
+        for rule, by_system in rules.items()
+    ]  # fmt: skip
+
+
 def sensitivities(report: Mapping[str, Any]) -> list[str]:
     charts = []
     for name, rows in report["ours"].items():
@@ -126,6 +148,7 @@ def timelines(report: Mapping[str, Any]) -> list[str]:
 CHARTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "table5_6": profiling,
     "table3": windows,
+    "figure4": signal_ages,
     "figure9": decisions,
     "sensitivity": sensitivities,
     "batching": goodput,
