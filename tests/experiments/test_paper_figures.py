@@ -312,7 +312,7 @@ class TestFigure9:
         assert 0 <= gap["mean"] <= gap["max"]
         pool = figure9.run_states(5, 3, 0)
         assert min(pool["gaps_percent"]) >= -1e-6
-        assert pool["migrations"] > 0
+        assert max(pool["gaps_percent"]) > max(pool["without_spreading"])
         found = {figure9.run_times: times, figure9.run_gap: gap, figure9.run_states: pool}
         results = {cell: found[cell.function] for cell in figure9.cells(QUICK)}
         report = figure9.report(QUICK, results)
@@ -323,7 +323,7 @@ class TestFigure9:
         assert report["ours"]["above_oracle_percent_of_random_clusters"]["max"] == pytest.approx(
             gap["max"], abs=1e-4
         )
-        assert len(figure9.rows(report)) == 8 + 1 + len(states.POOLS) + 1
+        assert len(figure9.rows(report)) == 8 + 1 + len(states.POOLS) + 2
 
     def test_states_of_trace_1_leave_room_on_every_worker(self) -> None:
         for sessions, gpus in states.POOLS[:2]:

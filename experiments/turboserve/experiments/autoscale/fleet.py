@@ -146,8 +146,7 @@ class Fleet:
         return True
 
     def _put(self, session: str, worker: str, now: float) -> None:
-        waited_s = now - self._waiting.pop(session)
-        state = self.cluster.sessions[session]
+        waited_s, state = now - self._waiting.pop(session), self.cluster.sessions[session]
         self.cluster.put_session(replace(state, worker=worker, suspended=False, target=None))
         if waited_s > 0:
             self.outcome.waited += 1
