@@ -397,7 +397,7 @@ async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, pa
     await page.locator("body[data-mode=live]").wait_for()
     # The next key press creates no session.
     await until(page, "() => document.activeElement.id === 'new'")
-    pad = page.get_by_role("group", name="Steer").get_by_role("button", name="Up")
+    pad = page.get_by_role("group", name="Steer").get_by_role("button", name="Up", exact=True)
 
     async def end_elsewhere() -> None:
         """Let another page end the session, with which the pad goes away."""

@@ -19,10 +19,13 @@ async def test_buttons_and_keys_steer(gateway_url: str, page: Any, api: Any) -> 
     pad = page.get_by_role("group", name="Steer")
     await pad.wait_for()
     names = await pad.get_by_role("button").evaluate_all("all => all.map((each) => each.ariaLabel)")
-    assert names == ["Up", "Left", "Stop", "Right", "Down"], (
-        "as the worker declares, in the order of the grid"
+    rows = (
+        ["Up and left", "Up", "Up and right"],
+        ["Left", "Stop", "Right"],
+        ["Down and left", "Down", "Down and right"],
     )
-    await pad.get_by_role("button", name="Left").click()
+    assert names == [name for row in rows for name in row], "in the order of the grid"
+    await pad.get_by_role("button", name="Left", exact=True).click()
     await page.locator("body[data-steered=left]").wait_for()
     assert await page.evaluate(PRESSED) == ["Left"]
     assert "Left" in await page.locator("#steer [role=status]").inner_text()
@@ -42,9 +45,15 @@ async def test_buttons_and_keys_steer(gateway_url: str, page: Any, api: Any) -> 
     await page.locator("body[data-steered=right]").wait_for()
     await page.keyboard.press("x")
     await page.locator("body[data-steered=stop]").wait_for()
+    # Two keys at once are a diagonal.
+    for key in ("ArrowDown", "ArrowRight"):
+        await page.keyboard.down(key)
+    await page.locator("body[data-steered=down-right]").wait_for()
+    for key in ("ArrowDown", "ArrowRight"):
+        await page.keyboard.up(key)
 
     # With the keyboard alone: the button keeps the focus.
-    await pad.get_by_role("button", name="Up").focus()
+    await pad.get_by_role("button", name="Up", exact=True).focus()
     await page.keyboard.press("Enter")
     await page.locator("body[data-steered=up]").wait_for()
     assert await page.evaluate("document.activeElement.ariaLabel") == "Up"

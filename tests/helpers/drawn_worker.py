@@ -55,11 +55,12 @@ MIGRATIONS = os.environ.get("DRAWN_MIGRATIONS", "")
 """
 NAME = os.environ.get("TURBOSERVE_WORKER_ID")
 """Name of the worker, if a pool has started it."""
+DIRECTIONS = ["stop", "left", "right", "up", "down", "up-left", "up-right", "down-left", "down-right"]
 CONTROLS = (
     ControlDeclaration(
         name="steer",
         description="Where the figure moves.",
-        value_schema={"type": "string", "enum": ["stop", "left", "right", "up", "down"]},
+        value_schema={"type": "string", "enum": DIRECTIONS},
     ),
 )
 RENEW_S = 0.6
