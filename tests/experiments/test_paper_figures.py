@@ -141,6 +141,12 @@ class TestSweeps:
         for setting in elastic_settings(plant):
             assert slots(curve, SESSIONS, plant.latency_s[setting.capacity]) == setting.capacity
 
+    def test_an_elastic_pool_can_hold_the_peak(self) -> None:
+        plant = cluster("H20 1.3B")
+        capacities = {setting.capacity for setting in elastic_settings(plant, peak=170)}
+        assert (min(capacities), max(capacities)) == (12, SESSIONS)
+        assert {setting.capacity for setting in elastic_settings(plant, peak=1000)} == {SESSIONS}
+
     def test_a_capacity_limits_what_workers_hold(self) -> None:
         trace, plant = square(5, 40, 60, 120), cluster("H20 1.3B")
         for setting in (PoolSetting(8, 6), PoolSetting(8, rho=0.7), PoolSetting(8)):
@@ -283,7 +289,7 @@ class TestComparisons:
 
     def test_figure_4_runs_and_reports(self, monkeypatch: pytest.MonkeyPatch) -> None:
         settings = [PoolSetting(SESSIONS, rho=rho) for rho in (0.5, 0.9)]
-        monkeypatch.setattr(figure4, "elastic_settings", lambda plant: settings)
+        monkeypatch.setattr(figure4, "elastic_settings", lambda *_: settings)
         found = figure4.run("returns", 0, 2.0, 0.0)
         assert found.keys() == STUDY.keys()
         assert len(found["base"]) == 1

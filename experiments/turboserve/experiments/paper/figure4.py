@@ -65,7 +65,7 @@ def cells(scale: Scale) -> list[PaperCell]:
 def run(rule: str, seed: int, start_up_s: float, signal_age_s: float) -> dict[str, Any]:
     """Run every system of the study on one draw of M."""
     trace, plant = production("M", seed), plant_of(start_up_s, signal_age_s)
-    settings = {True: elastic_settings(plant), False: [PoolSetting(plant.capacity, GPUS)]}
+    settings = {True: elastic_settings(plant, trace.peak), False: [PoolSetting(plant.capacity, GPUS)]}
     return {
         name: sweep(system, trace, plant, settings[system.elastic], Resume(rule))
         for name, system in STUDY.items()

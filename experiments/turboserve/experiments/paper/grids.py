@@ -49,8 +49,9 @@ class PoolSetting:
         return Controlled(policy_for(plant, learns=not self.rho), table, max(begin, 1))
 
 
-SHARES = (1.0, 0.75, 0.625, 0.5)
-"""Capacities relative to K: 16, 12, 10 and 8 of 16."""
+SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.3125)
+"""Capacities relative to K: 16, 14, 12, 10, 8, 6 and 5 of 16."""
+LARGE_SHARES = (1.0, 0.75, 0.625, 0.5, 0.375)
 TARGETS = (0.6, 0.7, 0.8, 0.9)
 """ρ̂ with K sessions a worker and no forecast."""
 LEARNED_SHARES = (1.0, 0.625)
@@ -58,16 +59,18 @@ LARGE_WORKERS = 16
 """Clusters with more workers have a coarse grid, because a run takes seconds there."""
 
 
-def elastic_settings(plant: Plant) -> list[PoolSetting]:
-    """Return the settings of every elastic system."""
+def elastic_settings(plant: Plant, peak: int = 0) -> list[PoolSetting]:
+    """Return the settings of every elastic system, as far as the cluster holds `peak` sessions."""
     sessions, large = plant.capacity, plant.most > LARGE_WORKERS
     targets = TARGETS[::2] if large else TARGETS
     learned = () if large else LEARNED_SHARES
-    return [
-        *(PoolSetting(capacity, rho=TARGET, forecast=True) for capacity in _capacities(sessions, SHARES)),
+    shares = LARGE_SHARES if large else SHARES
+    found = [
+        *(PoolSetting(capacity, rho=TARGET, forecast=True) for capacity in _capacities(sessions, shares)),
         *(PoolSetting(sessions, rho=rho) for rho in targets),
         *(PoolSetting(capacity) for capacity in _capacities(sessions, learned)),
     ]
+    return [one for one in found if one.capacity == sessions or one.capacity * plant.most >= peak]
 
 
 def _capacities(sessions: int, shares: Sequence[float]) -> list[int]:

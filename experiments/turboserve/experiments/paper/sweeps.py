@@ -45,6 +45,7 @@ DECLARED = {
         "elastic, T4 to T6": describe_grid(cluster("B300 1.3B", START_UP_S)),
         "fixed": "Sizes from the least that holds the peak, with K and with the least capacity that holds "
         "the peak.",
+        "left out": "capacities with which the cluster does not hold the trace's peak",
         "at most": "target_chunk_s = L(n): workers take no more than n sessions, in every system.",
     },
     BOUND: "Workers come and go with every session, and none waits for a slot. A policy that lets "
@@ -73,7 +74,7 @@ def run(name: str, size: str, seed: int, signal_age_s: float) -> dict[str, Any]:
     """Run every system with each of its settings."""
     plant = replace(cluster(f"{CLUSTER_OF[name]} {size}", START_UP_S), signal_age_s=signal_age_s)
     trace = production(name, seed)
-    settings = {True: elastic_settings(plant), False: fixed_settings(trace, plant)}
+    settings = {True: elastic_settings(plant, trace.peak), False: fixed_settings(trace, plant)}
     found = {
         name: sweep(system, trace, plant, settings[system.elastic], RESUME)
         for name, system in SYSTEMS.items()
