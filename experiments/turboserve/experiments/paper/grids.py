@@ -52,7 +52,7 @@ class PoolSetting:
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.3125)
 """Capacities relative to K: 16, 14, 12, 10, 8, 6 and 5 of 16."""
 LARGE_SHARES = (1.0, 0.75, 0.625, 0.5, 0.375)
-TARGETS = (0.6, 0.7, 0.8, 0.9)
+TARGETS = (0.3, 0.45, 0.6, 0.7, 0.8, 0.9)
 """ρ̂ with K sessions a worker and no forecast."""
 LEARNED_SHARES = (1.0, 0.625)
 LARGE_WORKERS = 16
