@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 
@@ -22,7 +23,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.conftest import StartSession
+from tests.helpers.waiting import eventually
 from tests.helpers.whep_client import WhepViewer, digest
+from turboserve.clock import SystemClock
+from turboserve.gateway.whep.access_units import AccessUnit
+from turboserve.gateway.whep.frame_sender import FrameSender
+from turboserve.gateway.whep.frame_times import FrameTimes
+from turboserve.gateway.whep.pacing import PacedFrame, Pacer
 from turboserve.gateway.whep.rtp_stream import HISTORY, REPORT_S, RtpFormat, RtpStream
 
 MID = "urn:ietf:params:rtp-hdrext:sdes:mid"
@@ -143,3 +150,24 @@ async def test_lost_packets_are_sent_again(start: StartSession, api: httpx.Async
         expected = [digest(frame) for frame in container.decode(video=0)]
     seen = [pixels for _, pixels in viewer.frames]
     assert seen == expected[: len(seen)]
+
+
+async def test_frames_that_cannot_be_sent_do_not_hold_up_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error at the time of a frame, a viewer's video stood still for good."""
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    failed: list[object] = []
+    sent: list[bytes] = []
+
+    def begins(frame: PacedFrame) -> None:
+        if frame.chunk.index == 0:
+            raise ValueError("a message that is too long")
+
+    clock, pacer = SystemClock(), Pacer(0.05)
+    sender = FrameSender(pacer, clock, FrameTimes(), begins)
+    sender._stream = RtpStream(RtpFormat(7, 96, "c", None, None, None), 0, 0)
+    monkeypatch.setattr(sender, "_transmit", lambda packets, report: sent.extend(packets))
+    for index in range(2):
+        pacer.add(index, [AccessUnit((b"x",), index / 16, 1 / 16)], clock.monotonic())
+        sender.queued()
+    await eventually(sender.dry.is_set)
+    assert len(failed) == len(sent) == 1

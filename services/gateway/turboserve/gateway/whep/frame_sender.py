@@ -95,14 +95,17 @@ class FrameSender:
         if self._stream is None:
             return
         now = self._clock.monotonic()
-        if frames := self._pacer.take(now):
-            self._send(self._stream, frames, now)
-        at_s = self._pacer.send_at_s
-        if at_s is None:
-            self.dry.set()
-        elif at_s != self._wakes_at:
-            self._wakes_at = at_s
-            self._times.call_at(at_s, self.changed)
+        try:
+            if frames := self._pacer.take(now):
+                self._send(self._stream, frames, now)
+        finally:
+            # Later frames are sent even if these were not.
+            at_s = self._pacer.send_at_s
+            if at_s is None:
+                self.dry.set()
+            elif at_s != self._wakes_at:
+                self._wakes_at = at_s
+                self._times.call_at(at_s, self.changed)
 
     def queued(self, *, skip: bool = False) -> None:
         """The pacer has another chunk. `skip`: it is shown before what waited."""
