@@ -13,16 +13,19 @@ from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import (
     ConflictError,
     InvalidInputError,
+    NoCapacityError,
     SessionNotFoundError,
     TenantLimitError,
     TransitionError,
 )
 from turboserve.contracts.events import ControlAccepted, ControlApplied, ControlSuperseded, PromptApplied
+from turboserve.contracts.pool import PoolReport
 from turboserve.contracts.requests import SetControl
 from turboserve.contracts.sessions import SessionRecord
+from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import new_id
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import SET_CONTROL
+from turboserve.subjects import REPORT_POOL, SET_CONTROL
 
 STEER = ControlDeclaration(
     name="steer", description="Where the figure moves.", value_schema={"enum": ["left", "right", "stop"]}
@@ -239,7 +242,8 @@ async def test_a_session_begins_with_values_of_its_models_controls(api: Harness)
         ({"steer": "up"}, "controls.steer", "left, right, stop"),
         ({"camera": {"yaw": 91}}, "controls.camera.yaw", 90),
         ({"first_frame": "no base64!"}, "controls.first_frame", "base64"),
-        ({"fly": True}, "controls.fly", "camera, first_frame, free, steer"),
+        ({"frames": ["QUJD", "no base64!"]}, "controls.frames.1", "base64"),
+        ({"fly": True}, "controls.fly", "camera, first_frame, frames, free, steer"),
         ({"free": "x" * 1_100}, "controls.free", 1_024),
     ],
 )
@@ -247,7 +251,25 @@ async def test_a_value_that_a_session_cannot_begin_with_is_refused(
     api: Harness, given: dict[str, Any], field: str, limit: object
 ) -> None:
     free = ControlDeclaration(name="free", description="Any.", value_schema={})
-    await api.renew(new_id("wrk"), "refuses", controls=(STEER, CAMERA, FIRST_FRAME, free))
+    frames = FIRST_FRAME.model_copy(
+        update={"name": "frames", "value_schema": {"type": "array", "items": FIRST_FRAME.value_schema}}
+    )
+    await api.renew(new_id("wrk"), "refuses", controls=(STEER, CAMERA, FIRST_FRAME, frames, free))
     with pytest.raises(InvalidInputError) as refused:
         await api.create("refuses", controls=given)
     assert (refused.value.field, refused.value.limit) == (field, limit)
+
+
+async def test_a_pool_without_workers_knows_the_controls_of_those_that_are_gone(api: Harness) -> None:
+    """Each value was refused with "no control", and an idle pool stays at zero until a session comes."""
+    report = PoolReport(pool="idle", model="idle", maximum=1, process="asc_1")
+    await api.bus.call(REPORT_POOL, report)
+    with pytest.raises(NoCapacityError, match="not known before its first worker"):
+        await api.create("idle", controls={"steer": "left"})
+    worker = new_id("wrk")
+    await api.renew(worker, "idle", controls=(STEER,))
+    await api.gone(worker)
+    await api.renew(new_id("wrk"), "idle", phase=WorkerPhase.STARTING)
+    assert (await api.create("idle", controls={"steer": "left"})).controls == {"steer": "left"}
+    with pytest.raises(InvalidInputError, match="is not one of"):
+        await api.create("idle", controls={"steer": "up"})

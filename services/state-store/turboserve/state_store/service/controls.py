@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from turboserve.clock import Clock
 from turboserve.contracts.control_declarations import ControlDeclaration
 from turboserve.contracts.errors import ConflictError, InvalidInputError
 from turboserve.contracts.requests import SetControl, SubmitPrompt
 from turboserve.contracts.sessions import ControlReceipt, PromptReceipt, RateLeft, SessionRecord
+from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.served_classes import served_class
 from turboserve.state_store.core import controls as rules
 from turboserve.state_store.core.change import Change, traced
@@ -45,7 +48,7 @@ class Controls:
             first = await db.controls.receipt(request.control_id)
             if first is not None:
                 return _repeated_control(first, record, request)
-            declared = await declared_controls(db, record)
+            declared = await declared_controls(db, record) or ()
             change, receipt = rules.set_control(record, request, declared, self._clock.wall())
             change, rates = await self._accept(db, record, change, receipt)
         await self._post_commit.changed(change.record)
@@ -62,17 +65,32 @@ class Controls:
         return change, rates
 
 
-async def declared_controls(db: UnitOfWork, record: SessionRecord) -> tuple[ControlDeclaration, ...]:
-    """Return the controls of the session's model: by its owner, or else by the newest worker that has any."""
+async def declared_controls(db: UnitOfWork, record: SessionRecord) -> tuple[ControlDeclaration, ...] | None:
+    """Return the controls of the session's model: by its owner, or else by the newest worker that has any.
+
+    If no worker has loaded the model, those that are gone count: a pool may have shrunk to zero. None: not
+    known, since there were none.
+    """
     owner = None if record.worker is None else await db.workers.get(record.worker)
     if owner is not None and (served := served_class(owner, record.model)) is not None:
         return served.controls
+    found = _newest(record.model, await db.workers.page(include_gone=False))
+    if found is not None:
+        return found
+    gone = [each for each in await db.workers.page(include_gone=True) if each.phase is WorkerPhase.GONE]
+    return _newest(record.model, gone)
+
+
+def _newest(model: str, workers: Iterable[WorkerRecord]) -> tuple[ControlDeclaration, ...] | None:
+    """Return the controls of the newest worker that declares some for the model; None: none has loaded it."""
     serving = [
-        (each.started_at, served.controls)
-        for each in await db.workers.page(include_gone=False)
-        if (served := served_class(each, record.model)) is not None and served.controls
+        (bool(served.controls), each.started_at, served.controls)
+        for each in workers
+        if (served := served_class(each, model)) is not None
+        # A worker that still loads declares none.
+        and (served.controls or each.phase is not WorkerPhase.STARTING)
     ]
-    return max(serving, key=lambda one: one[0], default=(0.0, ()))[1]
+    return max(serving, key=lambda one: one[:2])[2] if serving else None
 
 
 def _repeated(first: Receipt, record: SessionRecord, request: SubmitPrompt) -> PromptReceipt:

@@ -7,7 +7,7 @@ from functools import partial
 
 from turboserve.clock import Clock
 from turboserve.contracts.chunks import LatentsHeader
-from turboserve.contracts.errors import ConflictError, InvalidInputError
+from turboserve.contracts.errors import ConflictError, InvalidInputError, NoCapacityError
 from turboserve.contracts.leading import TermFenced
 from turboserve.contracts.requests import (
     ChangeSession,
@@ -117,6 +117,12 @@ class Sessions:
             if admitted.refusal is None:
                 if request.controls:
                     declared = await declared_controls(db, change.record)
+                    if declared is None:
+                        raise NoCapacityError(
+                            f"which controls {request.model} has is not known before its first worker",
+                            field="controls",
+                            retry_after_s=self._settings.admission_retry_s,
+                        )
                     check_initial(request.controls, declared, request.model)
                 change = with_field(change, "weight", admitted.weight)
                 await db.changes.create(change, admitted.tenant)
