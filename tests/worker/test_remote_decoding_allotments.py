@@ -47,14 +47,25 @@ def test_a_connection_that_closes_late_does_not_end_the_newer_one() -> None:
     st.integers(0, 200),
     st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 40), min_size=1),
 )
-def test_no_more_is_allotted_than_there_is(sessions: int, capacities: dict[str, int]) -> None:
+def test_all_that_there_is_is_allotted(sessions: int, capacities: dict[str, int]) -> None:
     divided = DividedSessions(sessions)
     for name, capacity in capacities.items():
         divided.heard(name, name, capacity, 0.0)
     parts = {name: divided.allotment(name, 0.0) for name in capacities}
-    assert sessions - len(parts) < sum(parts.values()) <= sessions
-    if len(set(capacities.values())) == 1:
-        assert len(set(parts.values())) == 1
+    assert sum(parts.values()) == sessions
+    total = sum(capacities.values())
+    for name, capacity in capacities.items():
+        assert abs(parts[name] - sessions * capacity / total) < 1
+
+
+def test_not_the_same_workers_have_one_session_more_everywhere() -> None:
+    found = set()
+    for number in range(8):
+        divided = DividedSessions(5, f"dec_{number}")
+        for name in "ab":
+            divided.heard(name, name, 4, 0.0)
+        found.add((divided.allotment("a", 0.0), divided.allotment("b", 0.0)))
+    assert found == {(2, 3), (3, 2)}
 
 
 def test_nothing_limits_a_worker_until_its_decode_workers_are_known() -> None:

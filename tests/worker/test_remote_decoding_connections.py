@@ -304,21 +304,21 @@ async def limited_to(sessions: int, *homes: DecodeClient) -> None:
 
 
 async def test_workers_divide_what_their_decode_workers_carry(scene: Scene) -> None:
-    places = [await scene.place("dec_1", sessions=7), await scene.place("dec_2", sessions=6)]
+    places = [await scene.place("dec_1", sessions=8), await scene.place("dec_2", sessions=6)]
     first = await scene.client(*places)
     await first.wait_until_known(LIMIT_S)
-    assert first.limited(100) == 13
+    assert first.limited(100) == 14
     second = await scene.client(*places, name="wrk_2")
-    await limited_to(6, first, second)
+    await limited_to(7, first, second)
     # K itself may be less.
     assert first.limited(4) == 4
     # What both carry, over all workers, and what the first would have without that limit.
-    assert first.capacity(9) == DecodeCapacity(workers=2, sessions=13, denoised=9)
+    assert first.capacity(9) == DecodeCapacity(workers=2, sessions=14, denoised=9)
     # A chunk is decoded between the questions.
     await scene.plays(first, 0)
     # One that ends has no part any more.
     await stop(scene.running[second])
-    await limited_to(13, first)
+    await limited_to(14, first)
 
 
 async def test_the_allotment_follows_the_time_of_a_chunk(
@@ -332,7 +332,9 @@ async def test_the_allotment_follows_the_time_of_a_chunk(
     await limited_to(6, home)
     assert place.server is not None
     seconds = [2.0]
-    measuring = asyncio.create_task(place.server.measure_idle(lambda: seconds[0]))
+    # A video's first chunk does not count.
+    probes = (lambda: 0.01), (lambda: seconds[0] + 1.0), (lambda: seconds[0])
+    measuring = asyncio.create_task(place.server.measure_idle(lambda: probes))
     try:
         await limited_to(3, home)
         assert home.capacity(8) == DecodeCapacity(workers=1, sessions=3, denoised=8)
@@ -351,6 +353,37 @@ async def test_the_allotment_follows_the_time_of_a_chunk(
         for index in range(CHUNKS):
             await scene.plays(home, index, session)
     assert place.server.sessions != before
+
+
+async def test_a_chunk_waits_for_one_probe_of_an_idle_decode_worker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All probes together may take longer than its worker waits."""
+    monkeypatch.setattr(server, "IDLE_S", 0.01)
+    place = await scene.place()
+    home = await scene.client(place)
+    begun = threading.Semaphore(0)
+    ends = threading.Semaphore(0)
+
+    def probe() -> float:
+        begun.release()
+        ends.acquire()
+        return 1.0
+
+    assert place.server is not None
+    measuring = asyncio.create_task(place.server.measure_idle(lambda: [probe] * 3))
+    try:
+        await asyncio.to_thread(begun.acquire)
+        playing = asyncio.create_task(scene.plays(home, 0))
+        async with asyncio.timeout(LIMIT_S):
+            while not place.server._turn._waiters:
+                await asyncio.sleep(0.01)
+            ends.release()
+            await playing
+    finally:
+        measuring.cancel()
+        ends.release(100)
+        await stop(measuring)
 
 
 async def test_a_decode_worker_that_returns_with_less_time_allots_less(scene: Scene) -> None:

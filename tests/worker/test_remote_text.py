@@ -60,7 +60,8 @@ async def home(
     config: ModelConfig, *ports: int, key: bytes = KEY, timeout_s: float = LIMIT_S, dtype: str = FLOAT
 ) -> AsyncIterator[TextClient]:
     addresses = [f"tcp://{HOST}:{port}" for port in ports]
-    client = TextClient("wrk_1", MODEL, config, addresses, key, timeout_s, dtype)
+    # Of two text workers, one of this name asks the first one first.
+    client = TextClient("wrk_4", MODEL, config, addresses, key, timeout_s, dtype)
     try:
         yield client
     finally:
@@ -111,16 +112,18 @@ async def test_a_text_worker_that_ends_costs_no_prompt(
 class Waits(HashedText):
     """A frozen device."""
 
-    released: threading.Event
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.begun, self.released = threading.Event(), threading.Event()
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
+        self.begun.set()
         self.released.wait()
         return super().encode(prompts)
 
 
 async def test_a_frozen_text_worker_is_not_asked_again_at_once(tiny_config: ModelConfig) -> None:
     frozen = Waits(tiny_config)
-    frozen.released = threading.Event()
     async with text_worker(frozen) as (server, port), home(tiny_config, port, timeout_s=0.2) as client:
         try:
             assert await encoded(client) is None
@@ -133,6 +136,58 @@ async def test_a_frozen_text_worker_is_not_asked_again_at_once(tiny_config: Mode
         finally:
             frozen.released.set()
     assert server.encoded <= 1
+
+
+async def test_a_prompt_that_waits_for_its_turn_ends_no_other_s(tiny_config: ModelConfig) -> None:
+    slow = Waits(tiny_config)
+    async with (
+        text_worker(slow) as (server, port),
+        text_worker(HashedText(tiny_config)) as (second, other),
+        home(tiny_config, port) as client,
+        home(tiny_config, port, other) as both,
+    ):
+        asking = [asyncio.create_task(encoded(each)) for each in (client, both)]
+        try:
+            await asyncio.to_thread(slow.begun.wait)
+            async with asyncio.timeout(LIMIT_S):
+                while not all(worker.prompts for each in (client, both) for worker in each._workers[:1]):
+                    await asyncio.sleep(0.01)
+            # The first worker has a prompt of this one: the second one is asked.
+            assert await encoded(both, "a blue square") is not None
+            assert second.encoded == 1
+            # There is no other one. The prompt before goes on, and the worker does not rest.
+            client._timeout_s = 0.05
+            assert await encoded(client, "a blue square") is None
+            assert client._workers[0].rests_until_s == 0.0
+        finally:
+            slow.released.set()
+        assert None not in await asyncio.gather(*asking)
+    assert server.encoded == 2
+
+
+async def test_a_text_worker_that_was_restarted_is_asked_at_once(tiny_config: ModelConfig) -> None:
+    encoder = HashedText(tiny_config)
+    async with text_worker(encoder) as (_, port):
+        pass
+    async with home(tiny_config, port) as client:
+        async with text_worker(encoder, port):
+            assert await encoded(client) is not None
+        channel = client._workers[0].channel
+        assert channel is not None
+        async with asyncio.timeout(LIMIT_S):
+            while not channel.left:
+                await asyncio.sleep(0.01)
+        async with text_worker(encoder, port) as (again, _):
+            assert await encoded(client) is not None
+            assert again.encoded == 1
+
+
+def test_workers_begin_with_different_text_workers(tiny_config: ModelConfig) -> None:
+    async def first(name: str) -> str:
+        addresses = ["tcp://h:1", "tcp://h:2"]
+        return TextClient(name, MODEL, tiny_config, addresses, KEY, 1.0, FLOAT)._workers[0].address
+
+    assert len({asyncio.run(first(f"wrk_{number}")) for number in range(8)}) == 2
 
 
 @pytest.mark.parametrize("wrong", ["key", "model", "dtype", "sizes", "error"])
@@ -156,7 +211,6 @@ async def test_an_encoding_that_hangs_ends_the_text_worker(
     monkeypatch.setattr(role_server, "HANGS_S", 0.1)
     monkeypatch.setattr(role_server, "END_S", 0.1)
     frozen = Waits(tiny_config)
-    frozen.released = threading.Event()
     server = TextServer("txt_1", MODEL, frozen, KEY, time.monotonic)
     listener, port = await listen(server.serve, HOST, 0)
     async with home(tiny_config, port) as client:

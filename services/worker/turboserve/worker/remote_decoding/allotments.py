@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from zlib import crc32
 
 SILENT_S = 30.0
 """Time after which a silent worker has no allotment, seconds: a lost machine closes no connection."""
@@ -25,7 +26,9 @@ class _Asking:
 class DividedSessions:
     """The sessions of one decode worker, divided among the workers that ask it."""
 
-    def __init__(self, sessions: int) -> None:
+    def __init__(self, sessions: int, name: str = "") -> None:
+        """`name`: of the decode worker. It decides which of several equal workers get one session more."""
+        self._name = name
         self.sessions = sessions
         """Sessions that the decode worker carries in real time."""
         self._asking: dict[str, _Asking] = {}
@@ -41,11 +44,24 @@ class DividedSessions:
             del self._asking[worker]
 
     def allotment(self, worker: str, now: float) -> int:
-        """Return the worker's part, in whole sessions. All parts together are no more than there are."""
-        present = {name: one for name, one in self._asking.items() if now - one.heard_s <= SILENT_S}
+        """Return the worker's part, in whole sessions. All parts together are as many as there are.
+
+        What rounding leaves goes to the largest fractions, one session each. Many workers would lose most
+        otherwise: of 11 sessions, eight workers would have one each.
+        """
+        present = {name: one.capacity for name, one in self._asking.items() if now - one.heard_s <= SILENT_S}
         if worker not in present:
             return 0
-        return self.sessions * present[worker].capacity // sum(one.capacity for one in present.values())
+        total = sum(present.values())
+        parts = {name: self.sessions * capacity // total for name, capacity in present.items()}
+        left = self.sessions - sum(parts.values())
+        first = sorted(
+            present, key=lambda name: (-(self.sessions * present[name] % total), self._lot(name), name)
+        )
+        return parts[worker] + (worker in first[:left])
+
+    def _lot(self, worker: str) -> int:
+        return crc32(f"{worker} {self._name}".encode())
 
 
 class AllottedSessions:

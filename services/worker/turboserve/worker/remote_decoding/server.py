@@ -7,7 +7,7 @@ the last chunk that it has seen names it. A chunk that continues another one get
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from torch import Tensor
@@ -66,7 +66,7 @@ class DecodeServer(RoleServer):
         self._config, self._decoder = config, decoder
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
         self._time, self._sessions = time, sessions
-        self._divided = DividedSessions(sessions(time.seconds))
+        self._divided = DividedSessions(sessions(time.seconds), worker)
         self.decoded = 0
         self._measured_s = now()
         metrics.decode_sessions.set(self.sessions)
@@ -76,20 +76,24 @@ class DecodeServer(RoleServer):
         """Sessions that the worker carries in real time, by the newest measurements."""
         return self._divided.sessions
 
-    async def measure_idle(self, probe: Callable[[], float]) -> None:
+    async def measure_idle(self, probes: Callable[[], Iterable[Callable[[], float]]]) -> None:
         """Measure the time of a chunk whenever none has been measured for `IDLE_S`, until canceled.
 
         Otherwise a worker that has become slow, and gets no chunks for that, would stay slow forever.
-        `probe`: decodes, and returns the time of a chunk.
+        `probes`: each decodes the next chunk of a video, and returns its time. The fastest counts, except the
+        first chunk, which has fewer frames.
         """
         while True:
             measured_s = self._measured_s
             await asyncio.sleep(IDLE_S)
             if self._measured_s != measured_s:
                 continue
-            async with self._turn:
-                seconds = await self._on_device(probe)
-            self._measured(self._time.probed(seconds))
+            seconds: list[float] = []
+            for probe in probes():
+                # A chunk waits for one probe at most. All together may take as long as its home waits.
+                async with self._turn:
+                    seconds.append(await self._on_device(probe))
+            self._measured(self._time.probed(min(seconds[1:])))
 
     def _measured(self, changed: bool) -> None:
         self._measured_s = self._now()

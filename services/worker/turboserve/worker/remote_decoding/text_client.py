@@ -1,7 +1,8 @@
 """A worker's questions to text workers.
 
 A connection is made when a prompt needs it, and kept. A prompt asks at most `WORKERS_PER_PROMPT` workers,
-each within the time limit, and none that has failed just now. Then the worker itself encodes it.
+each within the time limit: first those that have the fewest prompts of this worker, and none that has failed
+just now. Then the worker itself encodes it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
+from zlib import crc32
 
 from torch import Tensor
 
@@ -43,6 +45,8 @@ class _TextWorker:
     def __init__(self, address: str) -> None:
         self.address = address
         self.turn = asyncio.Lock()
+        self.prompts = 0
+        """Number of prompts that ask it, or wait for their turn."""
         self.channel: DecodeChannel | None = None
         self.asked = 0
         """Number of questions on all connections."""
@@ -75,7 +79,9 @@ class TextClient:
         """
         self._worker, self._model, self._config, self._dtype = worker, model, config, dtype
         self._key, self._timeout_s, self._connect = key, timeout_s, connect
-        self._workers = [_TextWorker(address) for address in addresses]
+        # All workers have the same addresses. Not all may ask the first one.
+        begin = crc32(worker.encode()) % max(len(addresses), 1)
+        self._workers = [_TextWorker(address) for address in (*addresses[begin:], *addresses[:begin])]
         self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
 
     def ask(self, prompt: str) -> Future[Tensor | None]:
@@ -96,21 +102,46 @@ class TextClient:
         """Return the embedding [L, text_dim] on the host. None: no text worker has sent it in time."""
         clock = asyncio.get_running_loop().time
         usable = [worker for worker in self._workers if worker.rests_until_s <= clock()]
+        usable.sort(key=lambda worker: worker.prompts)
         for worker in usable[:WORKERS_PER_PROMPT]:
-            try:
-                async with asyncio.timeout(self._timeout_s), worker.turn:
-                    return await self._ask(worker, prompt)
-            except (TimeoutError, OSError, TransferError) as error:
-                worker.close()
-                worker.rests_until_s = clock() + REST_S
-                log.warning("prompt not encoded by worker", address=worker.address, error=repr(error))
-            except BaseException:
-                worker.close()
-                raise
+            if (found := await self._asked(worker, prompt)) is not None:
+                return found
         metrics.encoded_here.add(1)
         return None
 
+    async def _asked(self, worker: _TextWorker, prompt: str) -> Tensor | None:
+        """Return the embedding from one worker. None: it has not sent it in time.
+
+        Then it rests, unless the prompt has waited for others: too many prompts are no fault of the worker.
+        """
+        clock, waits, has_turn = asyncio.get_running_loop().time, worker.prompts > 0, False
+        worker.prompts += 1
+        try:
+            async with asyncio.timeout(self._timeout_s), worker.turn:
+                if worker.rests_until_s > clock():
+                    # It has failed at a prompt before this one.
+                    return None
+                has_turn = True
+                return await self._ask(worker, prompt)
+        except (TimeoutError, OSError, TransferError) as error:
+            log.warning("prompt not encoded by worker", address=worker.address, error=repr(error))
+            if has_turn:
+                # A late answer must not be taken for that of another prompt.
+                worker.close()
+            if has_turn and not (waits and isinstance(error, TimeoutError)):
+                worker.rests_until_s = clock() + REST_S
+        except BaseException:
+            if has_turn:
+                worker.close()
+            raise
+        finally:
+            worker.prompts -= 1
+        return None
+
     async def _ask(self, worker: _TextWorker, prompt: str) -> Tensor:
+        if worker.channel is not None and worker.channel.left:
+            # It has been restarted, or no prompt has come for a day.
+            worker.close()
         if (channel := worker.channel) is None:
             channel = worker.channel = await self._open(worker.address)
         worker.asked += 1
