@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.autoscaler.test_composition_faults import MemberLoop, member
 from tests.autoscaler.test_control import TABLE
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import FeedbackReceived, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.status import scaling_status
 from turboserve.contracts.decoding import DecodeCapacity, DecodeNeed
-from turboserve.contracts.pool import LoadFeedback
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
+from turboserve.contracts.workers import LoadReport
 
 K, CARRIED, OWN = 8, 12, 2
 """Sessions that a worker denoises, that a decode worker carries, and that a worker decodes itself."""
@@ -138,3 +140,21 @@ def test_decode_workers_that_carry_enough_change_no_decision(history: list[tuple
         assert known.controller.target == unknown.controller.target
     ours = [(each.at, each.action, each.target, each.reason) for each in known.controller.decisions]
     assert ours == [(each.at, each.action, each.target, each.reason) for each in unknown.controller.decisions]
+
+
+def test_a_pool_of_several_offers_adds_no_worker_that_only_divides_allotments() -> None:
+    """Otherwise each further worker makes K of all smaller, until the pool is at its maximum."""
+    home = member("wide-0", PoolMemberPhase.READY, capacity=OWN, ready_at=0.0)
+    pool = MemberLoop({"wide": 1}, home)
+
+    def heard(sessions: int) -> None:
+        known = DecodeCapacity(workers=1, sessions=sessions, denoised=4)
+        home.heard(LoadReport(worker="w", model="large", capacity=OWN, decoding=known), pool.now)
+
+    heard(OWN)
+    pool.run(15, large=4, light=0)
+    assert pool.sizes["wide"] == 1
+    # Without decode workers, each worker decodes for two sessions.
+    heard(0)
+    pool.run(15, large=4, light=0)
+    assert pool.sizes["wide"] == 2

@@ -120,7 +120,7 @@ def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
         sessions=sum(member.sessions for member in ours),
         suspended=sum(member.suspended for member in ours),
         failing=any(count >= FAILURES for count in failures),
-        capacity=min((member.capacity for member in ready if member.capacity), default=None),
+        capacity=min((member.own_capacity for member in ready if member.own_capacity), default=None),
         starting=sum(count < FAILURES for count in failures),
         stuck=len(stuck) - blocked,
         blocked=blocked,

@@ -36,7 +36,6 @@ from turboserve.autoscaler.pool_members import (
     fit,
     member_name,
     parts_of,
-    playout_of,
 )
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -93,7 +92,7 @@ class Pool:
             case LoadReported(report):
                 member = self._member_of(report.worker)
                 if member is not None:
-                    member.reported_at, member.playout = now, playout_of(report)
+                    member.heard(report, now)
                     self._life.worker_reported(member, report.phase, now)
                 elif report.worker in self._orphans:
                     self._orphan_reported_at[report.worker] = now

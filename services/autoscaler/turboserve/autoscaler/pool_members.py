@@ -90,6 +90,8 @@ class PoolMember:
     """By the worker's last load report."""
     capacity: int | None = None
     """K by the worker's row, once it is ready."""
+    denoised: int = 0
+    """K without the limit of the worker's decode workers, by its last load report. 0: it has none now."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
@@ -120,7 +122,7 @@ class PoolMember:
         self.playout = None
         self.listed, self.drain_requested, self.drained_since = False, False, None
         self.declared_gone, self.replaced, self.release_failed = False, None, None
-        self.capacity = None
+        self.capacity, self.denoised = None, 0
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
@@ -136,6 +138,18 @@ class PoolMember:
     def has_vanished(self, ticket: int) -> bool:
         """Whether the store's answer to `ticket` should have the worker's row."""
         return self.listed and self.phase is not PoolMemberPhase.RELEASING and self.is_up_since(ticket)
+
+    def heard(self, report: LoadReport, now: float) -> None:
+        """Note a load report of the worker."""
+        self.reported_at, self.playout = now, playout_of(report)
+        # Without a decode worker, a further worker adds what it decodes itself.
+        known = report.decoding
+        self.denoised = known.denoised if known is not None and known.sessions else 0
+
+    @property
+    def own_capacity(self) -> int | None:
+        """K as it sizes the pool: a further worker would only divide what decode workers carry."""
+        return None if self.capacity is None else max(self.capacity, self.denoised)
 
     def has_reported(self, since: float) -> bool:
         """Whether the worker has sent a load report after `since`."""
