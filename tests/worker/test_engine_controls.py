@@ -69,6 +69,9 @@ class Opens(Shifts):
         if "first" not in values:
             return None
         value = float(str(values["first"]))
+        if value < -1:
+            # As torch and libraries for images say it.
+            raise RuntimeError("not an image")
         if value < 0:
             raise ValueError("is below zero")
         return torch.full(self._shape[1:] if value > 1 else self._shape, value)
@@ -186,7 +189,7 @@ def test_a_session_begins_with_the_chunk_that_its_values_show(make: MakeDriver) 
 
 def test_a_first_chunk_that_cannot_be_read_is_refused_at_once(make: MakeDriver) -> None:
     driver = make(Opens)
-    for value, reason in ((-1, "is below zero"), (2, "latents: shape")):
+    for value, reason in ((-1, "is below zero"), (-2, "not an image"), (2, "latents: shape")):
         with pytest.raises(InvalidFirstChunkError, match=f"first chunk: {reason}"):
             admitted(driver, values={"first": value})
     admitted(driver, values={"first": 1})

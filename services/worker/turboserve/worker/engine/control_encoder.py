@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from turboserve.worker.engine.errors import InvalidFirstChunkError
+from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class FirstChunkEncoder(ControlEncoder, Protocol):
     def first_chunk(self, values: Mapping[str, JsonValue]) -> Tensor | None:
         """Clean latents of the first chunk [F, C, H, W], on the model's device. None: it is generated.
 
-        The same values return the same latents. Any error but RuntimeError means that the values cannot be
-        read, as those of a broken image. It fails the session.
+        The same values return the same latents. An error means that the values cannot be read, as those of a
+        broken image, and fails the session. Only an error of `streams.DEVICE_LOST` does not.
         """
         ...
 
@@ -53,8 +54,7 @@ def given_chunk(
         return None
     try:
         given = controls.first_chunk(values)
-    except RuntimeError:
-        # Torch's own, such as that the device is lost.
+    except DEVICE_LOST:
         raise
     except Exception as error:  # The model is code of another distribution.
         raise InvalidFirstChunkError(str(error) or repr(error)) from error
