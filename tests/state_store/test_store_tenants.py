@@ -239,27 +239,33 @@ def ended(record: SessionRecord, now: float) -> Change:
     return end
 
 
-async def new_session(database: Database, ours: str, prompt: str, metadata: dict[str, str]) -> SessionRecord:
-    made = CreateSession(id=new_id("ses"), tenant=ours, model="m", prompt=prompt, seed=1, metadata=metadata)
+async def new_session(
+    database: Database, ours: str, prompt: str, metadata: dict[str, str], **controls: str
+) -> SessionRecord:
+    given = {"prompt": prompt, "metadata": metadata, "controls": controls}
+    made = CreateSession.model_validate(
+        {"id": new_id("ses"), "tenant": ours, "model": "m", "seed": 1} | given
+    )
     change = rules.create(made, 1.0)
     async with database.transaction() as db:
         row = await db.tenants.lock(ours)
         await db.changes.create(change)
-        more = created_bytes(prompt, metadata.items())
+        more = created_bytes(prompt, metadata.items(), controls)
         await db.tenants.write(replace(row, stored_bytes=row.stored_bytes + more))
     return change.record
 
 
 async def test_deleted_rows_give_their_tenants_bytes_back(database: Database) -> None:
     kept = await new_session(database, "ta", "Würfel", {})
-    gone = await new_session(database, "ta", "x" * 30, {"é": "ü" * 10})
+    gone = await new_session(database, "ta", "x" * 30, {"é": "ü" * 10}, steer="ä")
     theirs = await new_session(database, "tb", "x" * 7, {})
     async with database.transaction() as db:
         for record in (gone, theirs):
-            await db.changes.write(ended(record, 2.0))
+            # The values at the end do not count.
+            await db.changes.write(ended(record.model_copy(update={"controls": {}}), 2.0))
         await db.progress.mark_purged([gone.id, theirs.id], 3.0)
     async with database.transaction() as db:
-        assert (await db.tenants.lock("ta")).stored_bytes == 2 * ROW_BYTES + 7 + 30 + 2 + 20
+        assert (await db.tenants.lock("ta")).stored_bytes == 2 * ROW_BYTES + 7 + 30 + 2 + 20 + 5 + 4
         assert await db.progress.delete_ended(10.0, 1) == 1
         assert await db.progress.delete_ended(10.0, 5) == 1
     async with database.transaction() as db:

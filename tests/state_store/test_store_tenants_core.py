@@ -47,15 +47,16 @@ def test_each_limit_is_reached_and_named() -> None:
     assert (error.field, error.limit) == ("tenant_slots", 2)
 
 
-def test_stored_bytes_are_those_of_prompts_and_metadata_in_utf_8() -> None:
-    limits = TenantLimits(stored_bytes=ROW_BYTES + 20)
-    request = REQUEST.model_copy(update={"prompt": "Würfel", "metadata": {"é": "xy"}})
+def test_stored_bytes_are_those_of_prompts_metadata_and_controls_in_utf_8() -> None:
+    limits = TenantLimits(stored_bytes=ROW_BYTES + 28)
+    given = {"prompt": "Würfel", "metadata": {"é": "xy"}, "controls": {"zoom": [7], "none": None}}
+    request = REQUEST.model_copy(update=given)
     tenant = tenants.create(ANY, request, limits, 1.0)
-    assert tenant.stored_bytes == ROW_BYTES + 7 + 2 + 2
-    tenant = tenants.submit_prompt(tenant, "123456789", limits, 1.0)
-    assert tenant.stored_bytes == ROW_BYTES + 20
+    assert tenant.stored_bytes == ROW_BYTES + 7 + 2 + 2 + 7
+    tenant = tenants.submit_prompt(tenant, "1234567890", limits, 1.0)
+    assert tenant.stored_bytes == ROW_BYTES + 28
     error = refused(tenants.submit_prompt, tenant, "x", limits, 1.0)
-    assert (error.field, error.limit) == ("tenant_stored_bytes", ROW_BYTES + 20)
+    assert (error.field, error.limit) == ("tenant_stored_bytes", ROW_BYTES + 28)
     assert refused(tenants.create, tenant, request, limits, 1.0).field == "tenant_stored_bytes"
 
 

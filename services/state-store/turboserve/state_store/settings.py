@@ -52,8 +52,8 @@ class Settings(Shared):
     """Maximum number of prompts and pauses of one tenant per minute, over all its sessions; as many at once
     after a minute without any."""
     tenant_stored_bytes: int = Field(default=2**30, ge=0)
-    """Maximum stored bytes of one tenant's sessions: 1 KiB each, plus prompts and metadata. An ended session
-    counts until its row is deleted, `session_retention_s` after its end."""
+    """Maximum stored bytes of one tenant's sessions: 1 KiB each, plus prompts, metadata and controls. An
+    ended session counts until its row is deleted, `session_retention_s` after its end."""
     tenant_recorded_bytes: int = Field(default=20 * 2**30, ge=0)
     """Maximum bytes of one tenant's recordings. A tenant that has so many starts no recording, and those that
     run stop."""

@@ -54,6 +54,8 @@ sessions = Table(
     Column("event_sequence", BigInteger, nullable=False, server_default=text("0")),
     Column("drop_buffer_seq", BigInteger, nullable=False, server_default=text("0")),
     Column("controls", JSONB, nullable=False, server_default=text("'{}'")),
+    # UTF-8 bytes of the values at creation, which the tenant gets back when the row is deleted.
+    Column("controls_bytes", BigInteger, nullable=False, server_default=text("0")),
     Column("quality", JSONB(none_as_null=True)),
     Column("max_lead_s", Double),
     Column("recording", Text),

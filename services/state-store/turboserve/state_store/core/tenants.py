@@ -7,9 +7,12 @@ evenly, and is stored as one number: the time at which it is full again (GCRA).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from pydantic import JsonValue
+
+from turboserve.contracts.control_declarations import value_text
 from turboserve.contracts.errors import TenantLimitError, TurboServeError
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import RateLeft
@@ -63,7 +66,7 @@ class Tenant:
     """Time at which the bucket of prompts is full again, Unix seconds."""
     stored_bytes: int = 0
     """Bytes of all sessions whose rows exist, including ended ones: `ROW_BYTES` each, and the UTF-8 bytes of
-    their prompts and metadata."""
+    their prompts, metadata and controls."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,21 @@ def hour_of(now: float) -> int:
     return int(now // HOUR_S)
 
 
-def created_bytes(prompt: str, metadata: Iterable[tuple[str, str]]) -> int:
+def created_bytes(
+    prompt: str, metadata: Iterable[tuple[str, str]], controls: Mapping[str, JsonValue] | None = None
+) -> int:
     """Return the bytes that a new session stores."""
     texts = sum(text_bytes(key) + text_bytes(value) for key, value in metadata)
-    return ROW_BYTES + text_bytes(prompt) + texts
+    return ROW_BYTES + text_bytes(prompt) + texts + controls_bytes(controls or {})
+
+
+def controls_bytes(values: Mapping[str, JsonValue]) -> int:
+    """Return the bytes of the values with which a session begins."""
+    return sum(
+        text_bytes(name) + text_bytes(value_text(value))
+        for name, value in values.items()
+        if value is not None
+    )
 
 
 def text_bytes(text: str) -> int:
@@ -154,7 +168,9 @@ def create(tenant: Tenant, request: CreateSession, limits: TenantLimits, now: fl
     """Return the tenant's row after this creation. Raises TenantLimitError."""
     per_minute = limits.creations_per_minute
     full_at = take(tenant.creations_full_at, per_minute, now, CREATIONS, "this tenant", "new sessions")
-    stored = _stored(tenant, created_bytes(request.prompt, request.metadata.items()), limits)
+    stored = _stored(
+        tenant, created_bytes(request.prompt, request.metadata.items(), request.controls), limits
+    )
     return replace(tenant, creations_full_at=full_at, stored_bytes=stored)
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.events import SessionEvent
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.core.tenants import Tenant
+from turboserve.state_store.core.tenants import Tenant, controls_bytes
 from turboserve.state_store.ports.records import SESSION_CHANGING, SESSION_FIELDS
 from turboserve.state_store.publish.outbox import outbox_values
 from turboserve.state_store.repository.admission import WRITE_TENANT, tenant_values
@@ -49,6 +49,7 @@ class SqlChanges:
         record = change.record
         values = _named("row", record.model_dump(mode="json", include=_CREATED))
         values["row_first_prompt"] = record.prompt
+        values["row_controls_bytes"] = controls_bytes(record.controls)
         query = _creation(len(change.events), tenant is not None)
         await self._db.execute(query, values | _of_events(change.events) | _of_tenant(tenant))
 
@@ -97,7 +98,9 @@ def _bound(table: Table, prefix: str, names: Iterable[str]) -> dict[str, BindPar
 
 @cache
 def _creation(events: int, charges: bool) -> Insert | Update:
-    row = insert(sessions).values(_bound(sessions, "row", sorted({*_CREATED, "first_prompt"})))
+    row = insert(sessions).values(
+        _bound(sessions, "row", sorted({*_CREATED, "first_prompt", "controls_bytes"}))
+    )
     return _with_events(row, _charge(charges), events)
 
 

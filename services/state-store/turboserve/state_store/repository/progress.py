@@ -153,6 +153,7 @@ class SqlProgress:
         size = (
             ROW_BYTES
             + func.octet_length(sessions.c.first_prompt)
+            + sessions.c.controls_bytes
             + func.coalesce(prompts.scalar_subquery(), 0)
             + func.coalesce(texts.scalar_subquery(), 0)
         )

@@ -13,7 +13,7 @@ from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.tables import DecisionEntry, SessionEntry, Table
 from turboserve.simulation.runtime.rows.tenants import write_tenant
 from turboserve.state_store.core.change import Change
-from turboserve.state_store.core.tenants import Tenant
+from turboserve.state_store.core.tenants import Tenant, controls_bytes
 from turboserve.state_store.ports.records import (
     SESSION_CHANGING,
     SESSION_COUNTED,
@@ -66,7 +66,8 @@ class MemoryChanges:
                 write_tenant(self._db, tenant)
             _check(record)
             number = self._db.tables.number(self._rows)
-            self._db.insert(self._rows, record.id, SessionEntry(record, number, record.prompt))
+            entry = SessionEntry(record, number, record.prompt, controls_bytes(record.controls))
+            self._db.insert(self._rows, record.id, entry)
             insert_events(self._db, change.events)
 
         await self._db.execute(run)
@@ -89,6 +90,7 @@ class MemoryChanges:
                         record=written(before.record, record),
                         number=before.number,
                         first_prompt=before.first_prompt,
+                        controls_bytes=before.controls_bytes,
                         migration_key=(
                             migration_key
                             if record.migration is None or migration_key is not None

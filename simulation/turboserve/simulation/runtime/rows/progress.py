@@ -142,9 +142,11 @@ class MemoryProgress:
                 if entry is None:
                     continue
                 prompts = self._db.find(tables.controls, "session", session)
-                freed[entry.record.tenant] += created_bytes(
-                    entry.first_prompt, entry.record.metadata.items()
-                ) + sum(text_bytes(receipt_text(control.receipt)) for _, control in prompts)
+                created = created_bytes(entry.first_prompt, entry.record.metadata.items())
+                freed[entry.record.tenant] += created + entry.controls_bytes
+                freed[entry.record.tenant] += sum(
+                    text_bytes(receipt_text(control.receipt)) for _, control in prompts
+                )
                 self._db.delete(self._rows, session)
                 for control, _ in self._db.find(tables.controls, "session", session):
                     self._db.delete(tables.controls, control)

@@ -81,6 +81,7 @@ class SessionEntry:
     record: SessionRecord
     number: int
     first_prompt: str
+    controls_bytes: int
     migration_key: str | None = None
     fence_revision: int = 0
     ended_at: float | None = None
@@ -93,6 +94,7 @@ class SessionEntry:
             record,
             self.number,
             self.first_prompt,
+            self.controls_bytes,
             self.migration_key,
             self.fence_revision,
             self.ended_at,
