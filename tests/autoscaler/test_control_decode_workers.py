@@ -13,7 +13,7 @@ from tests.autoscaler.test_control import TABLE
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import FeedbackReceived, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.status import scaling_status
+from turboserve.autoscaler.status import decode_workers_of, scaling_status
 from turboserve.contracts.decoding import DecodeCapacity, DecodeNeed
 from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
 from turboserve.contracts.workers import LoadReport
@@ -115,6 +115,22 @@ def test_without_a_known_decode_worker_the_need_is_unknown() -> None:
     assert run.controller.target == 2
     run.advance(1, 0)
     assert run.need == DecodeNeed(workers=0, sessions=0, needed=0, limits=True)
+
+
+def test_what_starts_decode_workers_sees_no_number_of_the_past() -> None:
+    run = Run(decoders=0)
+    load = run.feedback(9)
+    # None has ever said what it carries: without a first one, the need would never be known.
+    run.advance(1, 9)
+    assert decode_workers_of(run.need, load) == (0, 1)
+    run.advance(1, 0)
+    assert decode_workers_of(run.need, load) == (0, 0)
+    # The pool has no workers, or only ones that decode.
+    gone = load.model_copy(update={"decoding": None, "workers": 0, "capacity": 0, "required": 0})
+    for now in (gone, load.model_copy(update={"decoding": None})):
+        assert decode_workers_of(None, now) == (0, 0)
+    # All workers of waiting sessions have died.
+    assert decode_workers_of(None, gone.model_copy(update={"required": 9})) is None
 
 
 @pytest.mark.parametrize("field", ["workers", "sessions", "denoised"])

@@ -182,6 +182,16 @@ async def test_a_text_worker_that_was_restarted_is_asked_at_once(tiny_config: Mo
             assert again.encoded == 1
 
 
+async def test_an_unexpected_error_fails_no_session(tiny_config: ModelConfig) -> None:
+    async with home(tiny_config, 9) as client:
+
+        async def broken(host: str, port: int) -> Any:
+            raise UnicodeError(f"{host}:{port}")
+
+        client._connect = broken
+        assert await encoded(client) is None
+
+
 def test_workers_begin_with_different_text_workers(tiny_config: ModelConfig) -> None:
     async def first(name: str) -> str:
         addresses = ["tcp://h:1", "tcp://h:2"]

@@ -8,6 +8,7 @@ from turboserve.autoscaler.control.events import Decision
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.contracts.autoscale import ScalingRecord, ScalingStatus
+from turboserve.contracts.decoding import DecodeNeed
 from turboserve.contracts.pool import LoadFeedback, PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
 from turboserve.contracts.pool_history import VOLATILITY_LIMIT, PoolSample
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -205,9 +206,22 @@ def export(status: PoolStatus, feedback: LoadFeedback | None, gpus: float, maxim
         metrics.utilization_target.set(status.scaling.target_utilization)
         metrics.volatility.set(status.scaling.volatility)
         metrics.feedback_stale.set(int(status.scaling.stale))
-        if (decoding := status.scaling.decoding) is not None:
-            metrics.decode_workers.set(decoding.workers)
-            metrics.decode_workers_needed.set(decoding.needed or 0)
+        if (counts := decode_workers_of(status.scaling.decoding, feedback)) is not None:
+            metrics.decode_workers.set(counts[0])
+            metrics.decode_workers_needed.set(counts[1])
+
+
+def decode_workers_of(decoding: DecodeNeed | None, feedback: LoadFeedback | None) -> tuple[int, int] | None:
+    """Return the number of decode workers and how many are needed, as gauges say it. None: as before.
+
+    Of an unknown number, one is needed: it says what it carries.
+    """
+    if decoding is not None:
+        return decoding.workers, 1 if decoding.needed is None else decoding.needed
+    if feedback is None or (feedback.required and not feedback.workers):
+        # Workers that are away may have decode workers again.
+        return None
+    return 0, 0
 
 
 def forget() -> None:

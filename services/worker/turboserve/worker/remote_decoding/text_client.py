@@ -28,7 +28,7 @@ from turboserve.worker.remote_decoding.frames import (
 )
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import unexpected
-from turboserve.worker.transfer.errors import TransferError, TransferProtocolError
+from turboserve.worker.transfer.errors import TransferProtocolError
 from turboserve.worker.transfer.frames import Open
 from turboserve.worker.transfer.target import parse_address
 
@@ -123,7 +123,8 @@ class TextClient:
                     return None
                 has_turn = True
                 return await self._ask(worker, prompt)
-        except (TimeoutError, OSError, TransferError) as error:
+        except Exception as error:
+            # Whatever goes wrong with a text worker, the worker itself encodes the prompt.
             log.warning("prompt not encoded by worker", address=worker.address, error=repr(error))
             if has_turn:
                 # A late answer must not be taken for that of another prompt.
