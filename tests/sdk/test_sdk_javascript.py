@@ -234,22 +234,40 @@ import(process.argv[1]).then(async ({ Client }) => {
   first.channel.onclose();
   await until(() => peer !== first && peer.answered);
   receive({ ...hello, protocol_version: 2 });
-  console.log(JSON.stringify({ asked, heard, isClosed: peer.isClosed }));
+  const { isClosed } = peer;
+  const ticks = new Set();
+  globalThis.setInterval = (tick) => (ticks.add(tick), tick);
+  globalThis.clearInterval = (tick) => ticks.delete(tick);
+  let now = 0;
+  Date.now = () => now;
+  const atEnd = [];
+  const ends = { end: () => atEnd.push("end"), lost: () => atEnd.push("lost") };
+  peer = null;
+  new WebRtcConnection(new Client(["http://a.test", "http://b.test"]).session("ses_1"), ends);
+  await until(() => peer?.answered);
+  receive({ ...hello, protocol_version: 1 });
+  const checks = ticks.size;
+  receive({ type: "end" });
+  for (; now < 5000; now += 500) for (const tick of [...ticks]) tick();
+  console.log(JSON.stringify({ asked, heard, isClosed, checks, atEnd, isShown: !peer.isClosed }));
   process.exit();
 });
 """
-"""Leads a `WebRtcConnection` through two greetings, the second in another version of the protocol."""
+"""Leads a `WebRtcConnection` through two greetings, the second in another version of the protocol. Then leads
+one that knows two gateways to the end of its session."""
 
 
 @needs_node
 def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refused() -> None:
     result = json.loads(output_of(OVER_WEBRTC, SDK / "src/index.js", SDK / "src/webrtc_connection.js"))
-    assert result["asked"] == [None, "6"]
+    assert result["asked"] == [None, "6", None]
     assert result["heard"][:4] == ["hello", [5, False], [6, True], "lost"]
     [refused] = result["heard"][4:]
     assert refused.startswith("ProtocolError:")
     assert "version 2" in refused
     assert result["isClosed"]
+    # With several gateways, a page reported "reconnecting" 2 s after the end.
+    assert (result["checks"], result["atEnd"], result["isShown"]) == (1, ["end"], True)
 
 
 OVERTAKEN = """

@@ -140,6 +140,7 @@ export class WebRtcConnection {
       case "end":
         // What was sent last is shown, so the connection stays until the caller closes it.
         this.#closed = true;
+        clearInterval(this.#checking);
         this.#on.end?.(message);
         break;
       default:
