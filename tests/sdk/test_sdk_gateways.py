@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 
 from tests.sdk.scripted_gateway import Connection, chunks, scripted
@@ -96,6 +97,23 @@ async def test_a_request_goes_to_the_gateway_that_listens() -> None:
                 await client.models()
             assert not isinstance(answered.value, GatewayUnreachableError)
             assert client.base_url == other.url
+
+
+async def test_a_request_that_a_gateway_cannot_pass_on_is_repeated_at_another_one() -> None:
+    """Of a gateway that is cut off from its broker, only streams were moved."""
+    asked = []
+
+    def answers(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        if request.url.host == "here":
+            return httpx.Response(200, json={"models": [], "default": "m"})
+        return httpx.Response(504 if request.url.host == "slow" else 503, json={"retry_after_s": 0.01})
+
+    urls = ["http://slow", "http://away", "http://here"]
+    async with AsyncClient(urls, transport=httpx.MockTransport(answers)) as client:
+        await client.transport.request("GET", "/v1/models")
+        assert client.base_url == "http://here"
+    assert asked == ["slow", "away", "here"]
 
 
 def test_addresses() -> None:

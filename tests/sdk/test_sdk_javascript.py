@@ -194,6 +194,21 @@ def test_a_prompt_that_a_reconnection_repeats_is_reported_once() -> None:
     assert prompts_on_screen(steps) == ["first"]
 
 
+@needs_node
+def test_a_request_that_a_gateway_cannot_pass_on_is_repeated_at_another_one() -> None:
+    script = """import(process.argv[1]).then(async ({ Client }) => {
+      const asked = [];
+      globalThis.fetch = async (url) => {
+        asked.push(url.hostname);
+        const status = { slow: 504, away: 503 }[url.hostname] ?? 200;
+        return new Response(JSON.stringify({ retry_after_s: 0.01, models: [] }), { status });
+      };
+      await new Client(["http://slow", "http://away", "http://here"]).models();
+      console.log(JSON.stringify(asked));
+    })"""
+    assert json.loads(output_of(script, SDK / "src/index.js")) == ["slow", "away", "here"]
+
+
 OVER_WEBRTC = """
 let peer;
 globalThis.RTCPeerConnection = class {

@@ -8,6 +8,8 @@ const FIRST_BACKOFF_S = 0.25;
 const LONGEST_BACKOFF_S = 4;
 /** Time limit of an attempt if there is another gateway. A gateway itself answers within 3 s. */
 const ANSWER_S = 4;
+/** Statuses of a gateway that does not reach its servers. Another gateway may. */
+const AWAY = new Set([503, 504]);
 
 /**
  * Send one request, and repeat it where a repeat is harmless and may succeed.
@@ -39,7 +41,7 @@ export async function answered(address, { attempts, gateways, ...options }) {
       return await once(address(), { ...options, timeoutS });
     } catch (error) {
       const isUnreachable = error instanceof GatewayUnreachableError;
-      if (isUnreachable) gateways.leave(gateway);
+      if (isUnreachable || AWAY.has(error.status)) gateways.leave(gateway);
       const most = attempts + (isUnreachable ? gateways.count - 1 : 0);
       if (attempt >= most || !isWorthRepeating(error)) throw error;
       await wait(Math.max(error.retryAfterS ?? 0, backoffS(attempt)));

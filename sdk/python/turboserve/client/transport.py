@@ -16,6 +16,8 @@ from turboserve.client.gateways import ANSWER_S, Gateways
 LONGEST_WAIT_S = 30.0
 """Longest time between two attempts. A gateway that asks for more is not tried again."""
 _BACKOFF = tenacity.wait_random_exponential(multiplier=0.25, max=4.0)
+AWAY = frozenset({503, 504})
+"""Statuses of a gateway that does not reach its servers. Another gateway may."""
 
 
 class Transport:
@@ -85,6 +87,8 @@ class Transport:
         except httpx.TransportError:
             self.gateways.leave(gateway)
             raise
+        if answer.status_code in AWAY:
+            self.gateways.leave(gateway)
         raise_for_problem(answer)
         try:
             return answer.json() if answer.content else None
