@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.worker.conftest import Driver, delivered
+from tests.worker.state_page_helpers import copy, equal, frozen
 from turboserve.worker.engine.decode_jobs import is_fast, rebuilt_cache
 from turboserve.worker.engine.decoding_here import WARM_CHUNKS
 from turboserve.worker.engine.engine import Engine
@@ -152,6 +153,32 @@ def test_a_session_takes_its_cache_along(make: Callable[..., Driver]) -> None:
     for one, other in zip(expected, found, strict=True):
         assert torch.equal(one.frames, other.frames)
         assert one.fidelity == other.fidelity
+
+
+@pytest.mark.parametrize("begins_fast", [False, True])
+def test_a_switch_during_a_migration_leaves_one_cache(make: Callable[..., Driver], begins_fast: bool) -> None:
+    """A first round may bring the cache of one decoder, and the last one that of the other."""
+    stays, source, target = make(), make(), make()
+    for driver in (stays, source):
+        admit(driver, "a", 2, begins_fast)
+    expected = chunks(stays, "a", [begins_fast] * 2 + [not begins_fast] * 3)
+    found = chunks(source, "a", [begins_fast] * 2)
+    buffer = target.engine.reserve(on_host=False)
+    copy(source.engine.pages("a"), buffer)
+    found += chunks(source, "a", [not begins_fast])
+    frozen(source)
+    header, pages = source.engine.export_session("a")
+    copy(pages, buffer)
+    # There is memory for one cache.
+    caches = sum(page.size for page in pages if page.name.startswith("decoder."))
+    others = [page for page in pages if page.shape and not page.name.startswith(("decoder.", "recent/"))]
+    recent = source.engine.config.window_frames // source.engine.config.frames_per_chunk + 2
+    latents = 4 * torch.Size(source.engine.config.latent_shape).numel()
+    assert buffer.own_bytes <= caches + sum(page.size for page in others) + recent * latents
+    target.engine.import_session(buffer, header, [page.name for page in pages], target.now)
+    target.engine.unquiesce("a")
+    found += chunks(target, "a", [not begins_fast] * 2)
+    assert equal(found, expected)
 
 
 def test_rows_of_one_batch_may_have_different_decoders(make: Callable[..., Driver]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turboserve.worker.engine.decode_jobs import CacheApart
+from turboserve.worker.engine.decode_jobs import FAST, CacheApart
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import ALIGNMENT, Extent, HostPool, Slab, SlabLayout, aligned, size_of
@@ -278,6 +278,12 @@ class PagedReceiveBuffer:
         known = self._own.get(name)
         if known is not None and (known.dtype, tuple(known.shape)) == (kind, shape):
             return known
+        if known is None and name.startswith(DECODER):
+            # There is memory for one decoder's cache. Earlier rounds may have brought the other's.
+            fast = name.startswith(DECODER + FAST)
+            stale = [each for each in self._own if each.startswith(DECODER)]
+            for each in [each for each in stale if each.startswith(DECODER + FAST) is not fast]:
+                del self._own[each]
         size = kind.itemsize
         for extent in shape:
             size *= extent
