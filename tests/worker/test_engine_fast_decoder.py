@@ -27,6 +27,7 @@ from turboserve.worker.engine.interface import (
 )
 from turboserve.worker.engine.memory import SlabLayout
 from turboserve.worker.engine.models import Models
+from turboserve.worker.engine.receive_buffer import PagedReceiveBuffer
 from turboserve.worker.engine.snapshot import Snapshot
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.model.taehv import Taehv, TaehvConfig, TaehvDecoder
@@ -164,6 +165,7 @@ def test_a_switch_during_a_migration_leaves_one_cache(make: Callable[..., Driver
     expected = chunks(stays, "a", [begins_fast] * 2 + [not begins_fast] * 3)
     found = chunks(source, "a", [begins_fast] * 2)
     buffer = target.engine.reserve(on_host=False)
+    assert isinstance(buffer, PagedReceiveBuffer)
     copy(source.engine.pages("a"), buffer)
     found += chunks(source, "a", [not begins_fast])
     frozen(source)
