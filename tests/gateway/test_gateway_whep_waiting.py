@@ -178,6 +178,9 @@ async def test_messages_of_one_moment_come_in_one_datagram() -> None:
         await eventually(lambda: len(got) == 3)
         assert got == ["a" * 400, "b" * 400, "c" * 400]
         assert packets[:2] == [2, 1]
+        # A message that the viewer does not take ends its connection alone.
+        side.send("x" * (sctp._remote_max_message_size + 1))
+        assert side.gone.is_set()
 
 
 def header(index: int, control_seq: int = 0, epoch: int = 1) -> ChunkHeader:

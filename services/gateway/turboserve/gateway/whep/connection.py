@@ -119,12 +119,16 @@ class ViewerConnection:
         return 0 if self._channel is None else self._channel.bufferedAmount
 
     def send(self, *texts: str) -> None:
-        """Send messages. Without an open data channel, nothing is sent."""
+        """Send messages. Without an open data channel, nothing is sent.
+
+        The connection ends if the viewer's offer allows no message of such a length.
+        """
         if self._channel is None or self._channel.readyState != "open":
             return
         try:
             send_together(self._channel, texts)
-        except ConnectionError:
+        except (ConnectionError, ValueError) as error:
+            log.info("message not sent", error=str(error))
             self.gone.set()
         else:
             self._incoming.sent()
