@@ -7,7 +7,7 @@ the last chunk that it has seen names it. A chunk that continues another one get
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from turboserve.telemetry import tracer
 from turboserve.telemetry_names import CHUNK_INDEX, PERIODIC, SESSION
 from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
+from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.allotments import DividedSessions
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
@@ -76,12 +77,11 @@ class DecodeServer(RoleServer):
         """Sessions that the worker carries in real time, by the newest measurements."""
         return self._divided.sessions
 
-    async def measure_idle(self, probes: Callable[[], Iterable[Callable[[], float]]]) -> None:
+    async def measure_idle(self, probe: Callable[[], float], times: int) -> None:
         """Measure the time of a chunk whenever none has been measured for `IDLE_S`, until canceled.
 
         Otherwise a worker that has become slow, and gets no chunks for that, would stay slow forever.
-        `probes`: each decodes the next chunk of a video, and returns its time. The fastest counts, except the
-        first chunk, which has fewer frames.
+        `probe`: decodes, and returns the time of a chunk. The fastest of so many `times` counts.
         """
         while True:
             measured_s = self._measured_s
@@ -89,11 +89,17 @@ class DecodeServer(RoleServer):
             if self._measured_s != measured_s:
                 continue
             seconds: list[float] = []
-            for probe in probes():
-                # A chunk waits for one probe at most. All together may take as long as its home waits.
-                async with self._turn:
-                    seconds.append(await self._on_device(probe))
-            self._measured(self._time.probed(min(seconds[1:])))
+            try:
+                for _ in range(times):
+                    # A chunk waits for one probe at most. All together may take as long as its home waits.
+                    async with self._turn:
+                        seconds.append(await self._on_device(probe))
+            except DEVICE_LOST:
+                raise
+            except Exception:
+                log.exception("time of a chunk not measured")
+                continue
+            self._measured(self._time.probed(min(seconds)))
 
     def _measured(self, changed: bool) -> None:
         self._measured_s = self._now()

@@ -160,36 +160,38 @@ def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> Load
 
 
 def warm_up(
-    decoder: Decoder, config: ModelConfig, device: torch.device, chunks: int = WARM_UP_CHUNKS
+    decoder: Decoder,
+    config: ModelConfig,
+    device: torch.device,
+    chunks: int = WARM_UP_CHUNKS,
+    clock: Callable[[], float] | None = None,
 ) -> list[float]:
     """Decode the first chunks of a video. Returns the time of each, as in `LoadedDecoder.seconds`.
 
-    A device's first decode takes longer than a home waits.
+    A device's first decode takes longer than a home waits. `clock`: that of the time; None: as at the start.
     """
-    clock = time.process_time if device.type == "cpu" else time.monotonic
-    return [decoded_in() for decoded_in in first_chunks(decoder, config, device, chunks, clock)]
-
-
-def first_chunks(
-    decoder: Decoder, config: ModelConfig, device: torch.device, chunks: int, clock: Callable[[], float]
-) -> Iterator[Callable[[], float]]:
-    """Return calls in their order: each decodes the next chunk of a video, and returns its time."""
+    if clock is None:
+        clock = time.process_time if device.type == "cpu" else time.monotonic
     cached, latents = CachedDecoder(decoder, device, CacheTable(1)), torch.zeros(config.latent_shape)
-    digests = [digest_of_latents(index, latents) for index in range(chunks)]
-
-    def decoded_in(index: int) -> float:
-        base = digests[index - 1] if index else None
+    base: str | None = None
+    seconds: list[float] = []
+    for index in range(chunks):
+        digest = digest_of_latents(index, latents)
         began = clock()
-        cached.decode(DecodeJob("warm-up", index, latents, base, digests[index], ()))
+        cached.decode(DecodeJob("warm-up", index, latents, base, digest, ()))
         # A clock may not have moved.
-        return max(clock() - began, 1e-6)
+        seconds.append(max(clock() - began, 1e-6))
+        base = digest
+    return seconds
 
-    return (partial(decoded_in, index) for index in range(chunks))
 
+def measured_again(loaded: LoadedDecoder, clock: Callable[[], float]) -> float:
+    """Return the time of a chunk now, by `clock`.
 
-def measured_again(loaded: LoadedDecoder, clock: Callable[[], float]) -> Iterator[Callable[[], float]]:
-    """Return the calls that measure the time of a chunk now, by `clock`. See `DecodeServer.measure_idle`."""
-    return first_chunks(loaded.decoder, loaded.config, loaded.device, 1 + MEASURED_CHUNKS, clock)
+    The first chunk of a video has fewer frames. So it is that of the second one. Their cache is not kept: a
+    worker has memory for no further one while it rebuilds a session's.
+    """
+    return warm_up(loaded.decoder, loaded.config, loaded.device, 2, clock)[1]
 
 
 def memory_bytes(settings: Settings, device: torch.device, decoder: Decoder) -> int:
@@ -240,7 +242,8 @@ async def start_decode_worker(
 
     runtime.on_stop(close)
     runtime.spawn(run_until_it_hangs(served), "decode server")
-    runtime.spawn(served.measure_idle(partial(measured_again, loaded, now)), "decode time")
+    probe = partial(measured_again, loaded, now)
+    runtime.spawn(served.measure_idle(probe, MEASURED_CHUNKS), "decode time")
     log.info(
         "decode worker serves",
         worker=name,
