@@ -34,8 +34,10 @@ def test_no_stream_begins_while_viewers_are_sent_on() -> None:
         streams.send_on()
         assert streams.leaving.is_set()
         assert streams.count == 1
-        with pytest.raises(UnavailableError, match="use another one"), streams.place("t"):
+        with pytest.raises(UnavailableError, match="use another one") as refused, streams.place("t"):
             pass
+        # Without a time, a client's request is not repeated, at no gateway.
+        assert refused.value.retry_after_s is not None
     streams.admit_again()
     with streams.place("t"):
         assert not streams.leaving.is_set()

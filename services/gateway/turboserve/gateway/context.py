@@ -34,6 +34,8 @@ from turboserve.ids import new_id
 from turboserve.wording import counted
 
 RETRY_S = 5.0
+ELSEWHERE_S = 0.5
+"""Time after which a client may try again that is sent on: it may know this gateway alone."""
 SHOWN_METHOD = 16
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that the access log leaves out."""
@@ -80,7 +82,9 @@ class Streams:
         Raises UnavailableError while viewers are sent on.
         """
         if self.leaving.is_set():
-            raise UnavailableError("this gateway stops, or does not reach its broker: use another one")
+            raise UnavailableError(
+                "this gateway stops, or does not reach its broker: use another one", retry_after_s=ELSEWHERE_S
+            )
         most = None if key is None else self._per_key(key)
         if key is not None and most is not None and self._of_keys[key] >= most:
             raise KeyQuotaError(
