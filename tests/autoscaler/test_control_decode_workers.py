@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.autoscaler.test_composition_faults import MemberLoop, member
 from tests.autoscaler.test_control import TABLE
+from turboserve.autoscaler.control.class_demand import ClassDemand
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import FeedbackReceived, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.policy import ControlPolicy
@@ -174,3 +175,18 @@ def test_a_pool_of_several_offers_adds_no_worker_that_only_divides_allotments() 
     heard(0)
     pool.run(15, large=4, light=0)
     assert pool.sizes["wide"] == 2
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_decode_workers_of_one_model_are_not_asked_for_sessions_of_another(both: bool) -> None:
+    policy = ControlPolicy(least=1, most=20, capacity=K)
+    demand, run = ClassDemand(("m", "n"), policy), Run(decoders=1)
+    own = run.feedback(6)
+    other = own.model_copy(update={"model": "n"} if both else {"model": "n", "decoding": None})
+    for load in (own, other):
+        assert demand.update(load, 0.0) is None
+    for last in (own, other):
+        total = demand.total(last, 0.0)
+        assert total.required == 12
+        known = DecodeCapacity(workers=2, sessions=2 * CARRIED, denoised=2 * K)
+        assert total.decoding == (known if both else None)

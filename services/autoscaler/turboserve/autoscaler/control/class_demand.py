@@ -16,6 +16,7 @@ from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.control.scale_in import Peak
 from turboserve.autoscaler.control.workload import Forecast
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.pool import LoadFeedback
 
 ROUNDING = 1e-9
@@ -93,7 +94,7 @@ class ClassDemand:
 
     def total(self, feedback: LoadFeedback, now: float) -> LoadFeedback:
         """Return the load of all classes, as of `feedback`, the last report that was applied."""
-        parts = self.accepted(now).values()
+        parts = list(self.accepted(now).values())
         return feedback.model_copy(
             update={
                 "rho_max": max((part.rho_max for part in parts), default=0.0),
@@ -102,6 +103,7 @@ class ClassDemand:
                     for name in ("required", "waiting", "capacity", "workers")
                 },
                 "floor_capacity": None,
+                "decoding": _decoding(parts),
             }
         )
 
@@ -111,3 +113,15 @@ class ClassDemand:
 
 def _required(one: _Class) -> int:
     return 0 if one.monitor.feedback is None else one.monitor.feedback.required
+
+
+def _decoding(parts: Sequence[LoadFeedback]) -> DecodeCapacity | None:
+    """The decode workers of all classes. None: a class has none, so that not all sessions need them."""
+    known = [part.decoding for part in parts if part.decoding is not None]
+    if not known or len(known) < sum(part.workers > 0 for part in parts):
+        return None
+    return DecodeCapacity(
+        workers=sum(each.workers for each in known),
+        sessions=sum(each.sessions for each in known),
+        denoised=sum(each.denoised for each in known),
+    )
