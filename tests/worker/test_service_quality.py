@@ -139,8 +139,10 @@ def test_a_worker_with_one_decoder_leaves_out_what_needs_another(toyworld: Model
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(shipped))
     settings, device = Settings(fidelity="in-time", fidelity_profile=path), torch.device("cpu")
-    for models, has in ((toyworld, False), (replace(toyworld, fast_decoder=toyworld.decoder), True)):
-        ladder = fidelity_ladder(models, settings, device)
+    two = replace(toyworld, fast_decoder=toyworld.decoder)
+    apart = settings.model_copy(update={"roles": "denoise"})
+    for models, given, has in ((toyworld, settings, False), (two, settings, True), (two, apart, False)):
+        ladder = fidelity_ladder(models, given, device)
         assert ladder is not None
         assert any(rung.fidelity.fast_decoder for rung in ladder.rungs) is has
 

@@ -266,7 +266,8 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     except ForeignProfileError as error:
         log.warning("fidelity profile ignored: no quality is lowered", error=str(error))
         return None
-    if models.fast_decoder is None:
+    if models.fast_decoder is None or settings.roles != "denoise,decode":
+        # Decode workers have one decoder.
         profile = profile.without_fast_decoder()
     return FidelityLadder.of_profile(profile, config, settings.fidelity_floor)
 
