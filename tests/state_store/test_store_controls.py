@@ -20,12 +20,12 @@ from turboserve.contracts.errors import (
 )
 from turboserve.contracts.events import ControlAccepted, ControlApplied, ControlSuperseded, PromptApplied
 from turboserve.contracts.pool import PoolReport
-from turboserve.contracts.requests import SetControl
+from turboserve.contracts.requests import FailSession, SetControl
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import new_id
 from turboserve.state_store.settings import Settings
-from turboserve.subjects import REPORT_POOL, SET_CONTROL
+from turboserve.subjects import FAIL_SESSION, REPORT_POOL, SET_CONTROL
 
 STEER = ControlDeclaration(
     name="steer", description="Where the figure moves.", value_schema={"enum": ["left", "right", "stop"]}
@@ -218,8 +218,8 @@ async def test_a_value_that_cannot_be_stored_is_refused(api: Harness, value: Any
 
 
 async def test_a_session_begins_with_values_of_its_models_controls(api: Harness) -> None:
-    model = "begins"
-    await api.renew(new_id("wrk"), model, controls=(STEER, CAMERA, FIRST_FRAME))
+    model, worker = "begins", new_id("wrk")
+    await api.renew(worker, model, controls=(STEER, CAMERA, FIRST_FRAME))
     image = "A" * 12_000
     given = {"steer": "left", "first_frame": image, "camera": None}
     record = await api.create(model, controls=given)
@@ -234,6 +234,10 @@ async def test_a_session_begins_with_values_of_its_models_controls(api: Harness)
         with pytest.raises(InvalidInputError) as refused:
             await api.control(record.id, "first_frame", value)
         assert (refused.value.field, refused.value.limit) == ("name", "fixed")
+    # The answer to a worker that fails it may be a repetition, which any worker gets.
+    owned = await api.place(again, worker)
+    fails = FailSession(session=owned.id, epoch=owned.epoch, worker=worker, reason="x")
+    assert (await api.bus.call(FAIL_SESSION, fails)).controls == {}
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,8 @@ class Sessions:
     async def fail(self, request: FailSession) -> SessionRecord:
         ref = SessionRef(session=request.session)
         record = await self._end(ref, lambda record: rules.fail(record, request, self._clock.wall()))
-        # A repetition is answered after the row has lost its owner, to any worker: so leave out the prompt.
-        return record.model_copy(update={"prompt": "", "metadata": {}})
+        # A repetition is answered after the row has lost its owner, to any worker: without the user's values.
+        return record.model_copy(update={"prompt": "", "metadata": {}, "controls": {}})
 
     async def suspend_idle(self, request: SuspendIdle) -> SessionRecord:
         ref = SessionRef(session=request.session)
