@@ -207,7 +207,9 @@ def test_an_unknown_policy_is_refused_with_the_names_that_are_installed() -> Non
         typer.BadParameter, match=r"placement policy 'lifo'.*: min-max, class-blind, fewest-streams, "
     ):
         command.run(placement="lifo")
-    with pytest.raises(typer.BadParameter, match=r"gather policy 'lifo'.*: step, chunk, fcfs"):
+    with pytest.raises(
+        typer.BadParameter, match=r"gather policy 'lifo'.*: step, chunk, earliest-fluid-finish, "
+    ):
         command.run(gather="lifo")
 
 

@@ -370,6 +370,8 @@ def test_a_foreign_session_is_one_that_does_not_exist(target: Target, session: s
         "worker",
         "epoch",
         "reason",
+        # The events of becoming idle and of suspension.
+        "newest_event",
     ):
         before.pop(volatile), after.pop(volatile)
     assert before == after
