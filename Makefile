@@ -11,6 +11,7 @@ STAMP := $(VENV)/.setup-done
 COMPILED := $(VENV)/.setup-compiled
 DEV_STAMP := $(VENV)/.setup-dev-done
 DOCS_STAMP := $(VENV)/.setup-docs-done
+JS_STAMP := sdk/js/node_modules/.package-lock.json
 LOG := $(VENV)/setup.log
 # What `make test` prints of the checks that run beside pytest.
 CHECKS := $(VENV)/checks.log
@@ -25,7 +26,7 @@ TEST_PROCESSES ?= 5
 # starts would then compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-dev up demo test coverage soak lint lint-style lint-types lint-imports lint-docs docs wheels format
+.PHONY: help setup setup-dev setup-js sdk-js up demo test coverage soak lint lint-style lint-types lint-imports lint-docs docs wheels format
 
 help:
 	@echo "make up      set up, start the whole stack, print the address of the player page"
@@ -38,12 +39,15 @@ help:
 	@echo "make compose-up    the stack in containers, with passwords and an API key of its own (make compose-down)"
 	@echo "make compose-test  build the images, stream a session through the stack in containers, take it down"
 	@echo "make docs    build the documentation site into site/; a broken link fails"
+	@echo "make sdk-js  compile the JavaScript client (sdk/js): src/ to dist/"
 	@echo "make wheels  build every distribution into dist/"
 	@echo "make format  let ruff fix and format the code"
 
 setup: $(COMPILED)
 
+# Without npm or its registry, the tests that compile sdk/js are skipped.
 setup-dev: $(DEV_STAMP)
+	@if command -v npm >/dev/null; then $(MAKE) setup-js 2>>$(LOG) || true; fi
 
 PIP = pip() { $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt "$$@" >>$(LOG) 2>&1 \
 	|| { grep -E '^ *(ERROR|error)' $(LOG) || tail -n 20 $(LOG); echo "setup: pip failed; all of it in $(LOG)"; exit 1; }; }
@@ -77,6 +81,19 @@ $(DEV_STAMP): $(STAMP) requirements-dev.txt requirements-docs.txt requirements-s
 	@echo "setup: installing what style, types and tests need"; $(PIP); make $(COMPILED) & compiling=$$!; \
 	pip --no-compile -r requirements-dev.txt; pip --no-compile --no-deps -r requirements-s3.txt; \
 	wait $$compiling; touch $@; echo "setup: and what testing needs: $$SECONDS s"
+
+# The compiler of the JavaScript client.
+setup-js: $(JS_STAMP)
+	@:
+
+$(JS_STAMP): sdk/js/package-lock.json
+	@echo "setup: installing the compiler of sdk/js"
+	@npm ci --prefix sdk/js --ignore-scripts --no-audit --no-fund --loglevel error --fetch-retries 0 \
+		|| { echo "setup: npm failed; sdk/js cannot be compiled"; exit 1; }
+	@touch $@
+
+sdk-js: setup-js
+	@rm -rf sdk/js/dist; npm run --prefix sdk/js --silent build; ls sdk/js/dist
 
 $(DOCS_STAMP): $(STAMP) requirements-docs.txt
 	@echo "setup: installing what the documentation site needs"; $(PIP); pip -r requirements-docs.txt; touch $@

@@ -84,7 +84,7 @@ def test_the_gateways_wheel_has_the_javascript_client(wheels: list[Path]) -> Non
     folder = "turboserve/gateway/page/static/client"
     with ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.startswith(folder)}
-        sources = {f"{folder}/{file.name}": file.read_bytes() for file in (ROOT / "sdk/js/src").iterdir()}
+        sources = {f"{folder}/{file.name}": file.read_bytes() for file in (ROOT / "sdk/js/dist").iterdir()}
         assert names == set(sources)
         assert all(archive.read(name) == content for name, content in sources.items())
 

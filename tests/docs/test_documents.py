@@ -16,10 +16,12 @@ FILES = [
     if file.is_file() and not BUILT & set(file.relative_to(ROOT).parts)
 ]
 DOCUMENTS = [str(file.relative_to(ROOT)) for file in FILES if file.suffix == ".md"]
-CODE = {".py", ".js", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
+CODE = {".py", ".js", ".ts", ".toml", ".yaml", ".yml", ".conf", ".sh", ".mk", ""}
 
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#[^)]*)?\)")
-SOURCE_FILE = re.compile(r"(?<![\w/.:$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|md|conf|ya?ml|toml|sh|mk|txt)\b")
+SOURCE_FILE = re.compile(
+    r"(?<![\w/.:$~{}<-])(?:[\w.-]+/)+[\w.-]+\.(?:py|js|ts|md|conf|ya?ml|toml|sh|mk|txt)\b"
+)
 """A path with a folder, outside of an address: files of a running stack have no such endings."""
 FOLDER = re.compile(
     r"`((?:baselines|bench|cli|deploy|docs|experiments|sdk|services|shared|simulation|tests|training)/[\w./-]*)`"

@@ -100,6 +100,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "sdk/js/README.md": {
         "npm install": "tests/sdk/test_sdk_javascript.py packs and imports the client",
         "import {": IN_THE_BROWSER,
+        "import type {": "tests/sdk/test_sdk_typescript.py compiles it",
     },
 }
 """Document → how an example begins → why `ExampleRunner` does not run it, and where a test does."""

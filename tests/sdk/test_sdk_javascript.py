@@ -1,4 +1,4 @@
-"""The JavaScript client's package, and its types against its code and the API's documents."""
+"""The JavaScript client's package and modules, and its types against the API's documents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.helpers.node import needs_node, output_of
 
 ROOT = Path(__file__).parents[2]
 SDK = ROOT / "sdk" / "js"
-SOURCES = {file.name: file.read_text() for file in (SDK / "src").glob("*.js")}
-TYPES = {file.name: file.read_text() for file in (SDK / "types").glob("*.d.ts")}
+SOURCES = {file.name: file.read_text() for file in (SDK / "src").glob("*.ts")}
+MODULES = {file.name: file.read_text() for file in (SDK / "dist").glob("*.js")}
 OPENAPI: dict[str, Any] = json.loads((ROOT / "docs/reference/openapi.json").read_text())["components"]
 ASYNCAPI: dict[str, Any] = json.loads((ROOT / "docs/reference/asyncapi.json").read_text())["components"]
 SCHEMAS = {
@@ -51,9 +51,9 @@ WHOLE = {
 
 
 def members(interface: str) -> dict[str, bool]:
-    """Return the members of an interface of `models.d.ts`, and whether each is always there."""
+    """Return the members of an interface of `models.ts`, and whether each is always there."""
     [body] = re.findall(
-        rf"export interface {interface} \{{\n(.*?)^\}}", TYPES["models.d.ts"], re.DOTALL | re.MULTILINE
+        rf"export interface {interface} \{{\n(.*?)^\}}", SOURCES["models.ts"], re.DOTALL | re.MULTILINE
     )
     found = re.findall(r"^  (\w+)(\??):", body, re.MULTILINE)
     return {name: not optional for name, optional in found}
@@ -76,39 +76,13 @@ def test_an_interface_has_the_members_of_the_document(interface: str) -> None:
         assert set(found) == set(schema["properties"])
 
 
-@pytest.mark.parametrize("module", ["index", "player"])
-def test_the_types_declare_what_the_module_exports(module: str) -> None:
-    declared = exported(TYPES[f"{module}.d.ts"])
-    assert declared == exported(SOURCES[f"{module}.js"])
-
-
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("Client", "client"),
-        ("Session", "session"),
-        ("Recording", "recording"),
-        ("RecordingPlayback", "recording_playback"),
-        ("StreamConnection", "connection"),
-        ("TurboServePlayer", "player"),
-    ],
-)
-def test_the_types_declare_every_public_method(name: str, file: str) -> None:
-    declared = TYPES["player.d.ts" if name == "TurboServePlayer" else "index.d.ts"]
-    [body] = re.findall(rf"export class {name} [^\n]*\{{\n(.*?)^\}}", declared, re.DOTALL | re.MULTILINE)
-    methods = set(re.findall(r"^  (?:async |get )?\*?(\w+)\(.*\{$", SOURCES[f"{file}.js"], re.MULTILINE))
-    of_browsers = {"connectedCallback", "disconnectedCallback", "attributeChangedCallback"}
-    assert methods
-    assert {method for method in methods - of_browsers if not re.search(rf"\b{method}\b", body)} == set()
-
-
 def test_every_event_that_the_element_reports_has_a_type() -> None:
     [body] = re.findall(
-        r"interface PlayerEventDetails \{\n(.*?)^\}", TYPES["player.d.ts"], re.DOTALL | re.MULTILINE
+        r"interface PlayerEventDetails \{\n(.*?)^\}", SOURCES["played_session.ts"], re.DOTALL | re.MULTILINE
     )
     sent = {
         name
-        for file in ("player.js", "played_session.js")
+        for file in ("player.ts", "played_session.ts")
         for name in re.findall(r'#(?:emit|report)\("(\w+)"', SOURCES[file])
     }
     assert set(re.findall(r"^  (\w+):", body, re.MULTILINE)) == sent
@@ -120,9 +94,10 @@ def test_the_license_of_a_client_is_the_projects(folder: str) -> None:
 
 
 def test_modules_import_nothing_but_each_other() -> None:
-    for text in SOURCES.values():
+    assert {"index.js", "player.js"} <= set(MODULES)
+    for text in MODULES.values():
         for path in re.findall(r'from "([^"]+)"', text):
-            assert path.removeprefix("./") in SOURCES
+            assert path.removeprefix("./") in MODULES
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="no npm on this machine: nothing was packed")
@@ -143,8 +118,8 @@ def test_npm_packs_the_modules_and_the_types(tmp_path: Path) -> None:
         "package.json",
         "README.md",
         "LICENSE",
-        *(f"src/{name}" for name in SOURCES),
-        *(f"types/{name}" for name in TYPES),
+        *(f"dist/{name}" for name in MODULES),
+        *(f"dist/{name}".removesuffix(".js") + ".d.ts" for name in MODULES),
     }
     assert described["license"] == "Apache-2.0"
     assert "dependencies" not in described
@@ -155,8 +130,8 @@ def test_npm_packs_the_modules_and_the_types(tmp_path: Path) -> None:
 @needs_node
 def test_node_imports_the_client_without_a_browser() -> None:
     script = "import(process.argv[1]).then((client) => console.log(Object.keys(client).join()))"
-    names = output_of(script, SDK / "src/index.js")
-    assert set(names.strip().split(",")) == exported(SOURCES["index.js"])
+    names = output_of(script, SDK / "dist/index.js")
+    assert set(names.strip().split(",")) == exported(MODULES["index.js"])
 
 
 def prompts_on_screen(steps: str) -> list[Any]:
@@ -167,7 +142,7 @@ def prompts_on_screen(steps: str) -> list[Any]:
       {steps}
       console.log(JSON.stringify(reported));
     }})"""
-    reported: list[Any] = json.loads(output_of(script, SDK / "src/shown_prompts.js"))
+    reported: list[Any] = json.loads(output_of(script, SDK / "dist/shown_prompts.js"))
     return reported
 
 
@@ -206,7 +181,7 @@ def test_a_request_that_a_gateway_cannot_pass_on_is_repeated_at_another_one() ->
       await new Client(["http://slow", "http://away", "http://here"]).models();
       console.log(JSON.stringify(asked));
     })"""
-    assert json.loads(output_of(script, SDK / "src/index.js")) == ["slow", "away", "here"]
+    assert json.loads(output_of(script, SDK / "dist/index.js")) == ["slow", "away", "here"]
 
 
 OVER_WEBRTC = """
@@ -274,7 +249,7 @@ one that knows two gateways to the end of its session."""
 
 @needs_node
 def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refused() -> None:
-    result = json.loads(output_of(OVER_WEBRTC, SDK / "src/index.js", SDK / "src/webrtc_connection.js"))
+    result = json.loads(output_of(OVER_WEBRTC, SDK / "dist/index.js", SDK / "dist/webrtc_connection.js"))
     assert result["asked"] == [None, "6", None]
     assert result["heard"][:4] == ["hello", [5, False], [6, True], "lost"]
     [refused] = result["heard"][4:]
@@ -354,7 +329,7 @@ Promise.all(modules).then(async ([{ Client }, { PlayedSession }]) => {
 
 @needs_node
 def test_news_that_was_overtaken_does_not_turn_the_state_back() -> None:
-    seen = json.loads(output_of(OVERTAKEN, SDK / "src/index.js", SDK / "src/played_session.js"))
+    seen = json.loads(output_of(OVERTAKEN, SDK / "dist/index.js", SDK / "dist/played_session.js"))
     assert seen == [
         ["before the answer", "watching", 4, False],
         ["answer", "paused", 6, False],

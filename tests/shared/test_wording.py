@@ -73,6 +73,7 @@ def test_no_text_of_services_and_pages_has_a_count_before_a_fixed_plural() -> No
         for folder in ("services", "shared/turboserve", "cli/turboserve", "sdk")
         for kind in ("*.py", "*.js")
         for file in (ROOT / folder).rglob(kind)
+        if "node_modules" not in file.parts
     ]
     found = {f"{file.name}: {match[1]}" for file in files for match in COUNT.finditer(file.read_text())}
     assert found == NEVER_ONE

@@ -1,0 +1,137 @@
+// HTTP requests with retries. A repeated request has the same `Idempotency-Key`, so it takes effect once.
+
+import { GatewayUnreachableError, ProblemError, ProtocolError, problemError } from "./errors.js";
+import type { Problem } from "./errors.js";
+import type { Gateways } from "./gateways.js";
+
+/** Longest time between two attempts, seconds. A gateway that asks for more is not tried again. */
+const LONGEST_WAIT_S = 30;
+const FIRST_BACKOFF_S = 0.25;
+const LONGEST_BACKOFF_S = 4;
+/** Time limit of an attempt if there is another gateway. A gateway itself answers within 3 s. */
+const ANSWER_S = 4;
+/** Statuses of a gateway that does not reach its servers. Another gateway may. */
+const AWAY = new Set([503, 504]);
+
+/** How a request is sent. */
+export interface SendOptions {
+  method: string;
+  /** API key. Empty: none. */
+  key: string;
+  /** An object is sent as JSON. */
+  body?: object | string;
+  /** Of a body that is a text, not JSON. */
+  contentType?: string;
+  /** Attempts at one gateway. */
+  attempts: number;
+  /** Time limit of one attempt, seconds. */
+  timeoutS: number;
+  gateways: Gateways;
+}
+
+/** `SendOptions` with a reader of the answer. */
+export interface ReadOptions<Value> extends SendOptions {
+  headers?: Record<string, string>;
+  /** Reads a successful answer. */
+  read: (answer: Response) => Value | Promise<Value>;
+}
+
+/** `SendOptions` of a request that gets JSON. */
+export interface JsonOptions extends SendOptions {
+  /** Whether a repeat is harmless without an `Idempotency-Key`. */
+  idempotent: boolean;
+}
+
+/**
+ * Send one request, and repeat it where a repeat is harmless and may succeed.
+ *
+ * `address`: the address at the gateway in use. A gateway that does not answer is left for the next one, and each
+ * of the others gets one attempt more. Returns the JSON of a successful answer; null: it had no body.
+ */
+export async function request(address: () => URL, { idempotent, ...options }: JsonOptions): Promise<any> {
+  const headers: Record<string, string> = idempotent ? {} : { "Idempotency-Key": randomName() };
+  const value = parsed(await answered(address, { ...options, headers, read: (answer) => answer.text() }));
+  if (value === undefined) throw new ProtocolError(`${options.method} ${address().pathname}: the answer is not JSON`);
+  return value;
+}
+
+/** As `request`, for an answer of another kind. */
+export async function answered<Value>(
+  address: () => URL,
+  { attempts, gateways, ...options }: ReadOptions<Value>,
+): Promise<Value> {
+  for (let attempt = 1; ; attempt += 1) {
+    const gateway = gateways.current;
+    const isLimited = gateways.count > 1 && Number.isFinite(options.timeoutS);
+    const timeoutS = isLimited ? Math.min(ANSWER_S, options.timeoutS) : options.timeoutS;
+    try {
+      return await once(address(), { ...options, timeoutS });
+    } catch (error) {
+      const isUnreachable = error instanceof GatewayUnreachableError;
+      if (isUnreachable || AWAY.has((error as ProblemError).status)) gateways.leave(gateway);
+      const most = attempts + (isUnreachable ? gateways.count - 1 : 0);
+      if (attempt >= most || !isWorthRepeating(error)) throw error;
+      await wait(Math.max((error as ProblemError).retryAfterS ?? 0, backoffS(attempt)));
+    }
+  }
+}
+
+async function once<Value>(
+  url: URL,
+  { method, key, body, contentType, timeoutS, headers, read }: Omit<ReadOptions<Value>, "attempts" | "gateways">,
+): Promise<Value> {
+  const sent: RequestInit & { headers: Record<string, string> } = { method, headers: { ...headers } };
+  if (Number.isFinite(timeoutS)) sent.signal = AbortSignal.timeout(timeoutS * 1000);
+  if (body !== undefined) {
+    sent.body = contentType ? (body as string) : JSON.stringify(body);
+    sent.headers["Content-Type"] = contentType ?? "application/json";
+  }
+  if (key) sent.headers.Authorization = `Bearer ${key}`;
+  let answer: Response, refused: string;
+  try {
+    answer = await fetch(url, sent);
+    if (answer.ok) return await read(answer);
+    refused = await answer.text();
+  } catch (error) {
+    throw new GatewayUnreachableError(`${url.origin}: ${(error as Error).message}`, { cause: error });
+  }
+  throw problemError(problemOf(parsed(refused), answer), { status: answer.status, key });
+}
+
+function parsed(text: string): any {
+  if (!text) return null;
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+// A proxy before the gateway may answer in another format.
+function problemOf(value: any, answer: Response): Problem {
+  const problem: Problem = typeof value === "object" && value !== null ? value : { title: `${answer.status} ${answer.statusText}` };
+  const header = answer.headers.get("Retry-After");
+  if (problem.retry_after_s != null || !/^\d+$/.test(header ?? "")) return problem;
+  return { ...problem, retry_after_s: Number(header) };
+}
+
+function isWorthRepeating(error: unknown): boolean {
+  if (error instanceof GatewayUnreachableError) return true;
+  if (!(error instanceof ProblemError)) return false;
+  // 504: it is not known whether the request took effect, and the key makes a repeat harmless.
+  return error.status === 504 || (error.retryAfterS !== null && error.retryAfterS <= LONGEST_WAIT_S);
+}
+
+function backoffS(attempt: number): number {
+  return Math.random() * Math.min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** attempt);
+}
+
+function wait(seconds: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, seconds * 1000));
+}
+
+// `crypto.randomUUID` needs a secure context, which a page over plain HTTP is not.
+function randomName(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
