@@ -26,7 +26,7 @@ async def start(runtime: service.Runtime) -> None:
     if settings.api_keys_file is not None:
         runtime.spawn(reload.follow(gateway.keys, settings.api_keys_file), "api keys")
     if len(settings.gateway_urls) > 1:
-        send_viewers_on(runtime, gateway.streams)
+        send_viewers_on(runtime, gateway.streams, settings.gateway_urls)
     await app.state.peers.listen(runtime.bus)
     await gateway.signer.listen()
     runtime.spawn(gateway.signer.run(), "signing keys")

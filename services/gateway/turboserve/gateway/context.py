@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,6 +37,8 @@ from turboserve.wording import counted
 RETRY_S = 5.0
 ELSEWHERE_S = 0.5
 """Time after which a client may try again that is sent on: it may know this gateway alone."""
+SPREAD_S = 0.5
+"""Viewers that are sent on leave at random moments of this time, so that not all arrive elsewhere at once."""
 SHOWN_METHOD = 16
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that the access log leaves out."""
@@ -132,6 +135,15 @@ class Streams:
     def send_on(self) -> None:
         """Ask viewers to connect to another gateway, and refuse new streams."""
         self.leaving.set()
+
+    async def until_sent_on(self) -> None:
+        """Wait until one viewer should leave: at once if the gateway stops, else within `SPREAD_S`."""
+        while True:
+            await self.leaving.wait()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), random.uniform(0, SPREAD_S))
+            if self.leaving.is_set():
+                return
 
     def admit_again(self) -> None:
         """End what `send_on` began, unless the gateway stops."""

@@ -62,8 +62,8 @@ class Settings(ServerSettings):
     """Other origins whose pages may call the API, separated by commas; `*`: any."""
     gateway_urls: Annotated[tuple[str, ...], NoDecode] = ()
     """Addresses of all gateways as clients reach them, this one included, separated by commas. Clients learn
-    them, and leave a gateway that is silent, or whose broker is. Pages of each may call all. Empty: all share
-    one address."""
+    them, and leave a gateway that is silent, or whose broker is. Gateways whose broker is silent ask the
+    others there. Pages of each may call all. Empty: all share one address."""
     frame_ancestors: Annotated[tuple[str, ...], NoDecode] = ()
     """Origins whose pages may show the player `/embed/…` in a frame, separated by commas; `*`: any. No other
     page of the gateway is ever shown in a frame."""

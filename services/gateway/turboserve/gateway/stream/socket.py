@@ -162,7 +162,7 @@ class Connection:
         video = asyncio.create_task(self._video())
         listening = asyncio.create_task(self._listen())
         streams = self._gateway.streams
-        leaving = asyncio.create_task(streams.leaving.wait())
+        leaving = asyncio.create_task(streams.until_sent_on())
         events = asyncio.create_task(self._watch.events())
         tasks: set[asyncio.Task[object]] = {video, listening, leaving, events}
         try:

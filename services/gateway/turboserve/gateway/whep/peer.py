@@ -143,7 +143,7 @@ class Peer:
                 self._until_cut(),
                 self._connection.gone.wait(),
                 self.leaving.wait(),
-                self._gateway.streams.leaving.wait(),
+                self._gateway.streams.until_sent_on(),
             )
         }
         events = asyncio.create_task(self._events())
