@@ -153,7 +153,7 @@ async def test_lost_packets_are_sent_again(start: StartSession, api: httpx.Async
 
 
 async def test_frames_that_cannot_be_sent_do_not_hold_up_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an error at the time of a frame, a viewer's video stood still for good."""
+    """After an error at the time of a frame, no further frame was sent to the viewer."""
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
     failed: list[object] = []
     sent: list[bytes] = []

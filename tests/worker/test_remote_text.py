@@ -131,7 +131,7 @@ async def test_a_frozen_text_worker_is_not_asked_again_at_once(tiny_config: Mode
             before = asked.rests_until_s
             assert before > asyncio.get_running_loop().time()
             assert await encoded(client) is None
-            # It was not tried, or its rest would have begun anew.
+            # It was not tried, or its rest would have begun again.
             assert asked.rests_until_s == before
         finally:
             frozen.released.set()

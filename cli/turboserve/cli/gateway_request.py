@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turboserve.cli.session_client import STACK, running_gateway
+from turboserve.cli.session_client import STACK, URL_VARIABLE, running_gateway
 
 if TYPE_CHECKING:
     from turboserve.client.transport import Transport
@@ -24,7 +24,7 @@ Url = Annotated[
     str,
     typer.Option(
         "--url",
-        envvar="TURBOSERVE_URL",
+        envvar=URL_VARIABLE,
         default_factory=lambda: running_gateway(Path(os.environ.get("TURBOSERVE_DATA") or STACK)),
         show_default="the stack that runs on TURBOSERVE_DATA",
         help="Address of a gateway.",

@@ -13,13 +13,14 @@ import typer
 from pydantic import ValidationError
 
 from turboserve.cli.errors import failure
+from turboserve.cli.session_client import URL_VARIABLE
 from turboserve.contracts.keys import LIMIT_NAMES, Scope
 
 if TYPE_CHECKING:
     from turboserve.cli.gateway_keys import GatewayKeys
     from turboserve.gateway.auth.hashing import StoredKey
 
-FILE_VARIABLE, URL_VARIABLE = "TURBOSERVE_API_KEYS_FILE", "TURBOSERVE_URL"
+FILE_VARIABLE = "TURBOSERVE_API_KEYS_FILE"
 File = Annotated[Path | None, typer.Option("--file", envvar=FILE_VARIABLE, help="The file of hashed keys.")]
 Url = Annotated[
     str | None,

@@ -15,11 +15,12 @@ from turboserve.cli.errors import failure
 if TYPE_CHECKING:
     from turboserve.client import Client, SessionInfo
 
+URL_VARIABLE = "TURBOSERVE_URL"
 Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        envvar="TURBOSERVE_URL",
+        envvar=URL_VARIABLE,
         help="Address of the gateway. The default is the stack that runs on --data.",
     ),
 ]

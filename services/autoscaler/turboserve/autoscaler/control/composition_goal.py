@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from turboserve.allocation.classes import SessionClass
 from turboserve.allocation.linear import SolverError
 from turboserve.autoscaler.control.composition import CompositionPolicy, Offer, OfferKey, Terms, decide
-from turboserve.autoscaler.control.pool_offers import OfferWorkers, Sizes
+from turboserve.autoscaler.control.pool_offers import OfferWorkers, Sizes, without_place
 from turboserve.autoscaler.control.transition import Step, plan
 
 LEAST_GAIN = 1e-6
@@ -60,7 +60,7 @@ class GoalProblem:
         for name, count in sizes.items():
             for one, served in self.offers[name].capability.sessions.items():
                 places[one.name] += count * served
-        return sum(max(count - places[model], 0) for model, count in sessions.items())
+        return without_place(sessions, places)
 
 
 @dataclass(frozen=True)

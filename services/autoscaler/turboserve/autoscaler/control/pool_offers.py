@@ -90,6 +90,11 @@ class _Avoidance:
         return self.since + self.for_s
 
 
+def without_place(sessions: Mapping[str, int], places: Mapping[str, int]) -> int:
+    """Return how many sessions have no place, both by model."""
+    return sum(max(count - places.get(model, 0), 0) for model, count in sessions.items())
+
+
 class OfferWorkers:
     """The offers, K of each, and their present workers."""
 
@@ -173,8 +178,7 @@ class OfferWorkers:
 
     def short(self, sizes: Sizes, sessions: Mapping[str, int]) -> int:
         """Return how many of these sessions, by model, have no place on so many workers."""
-        places = self.places(sizes)
-        return sum(max(count - places[model], 0) for model, count in sessions.items())
+        return without_place(sessions, self.places(sizes))
 
     def keeps_places(self, now: Sizes, after: Sizes, sessions: Mapping[str, int]) -> bool:
         """Whether every session that has a place on the workers `now` has one on those `after`."""

@@ -13,10 +13,8 @@ from turboserve.autoscaler.settings import AutoscalerSettings
 
 def member_environment(settings: AutoscalerSettings, member: str) -> dict[str, str]:
     """Return the variables that a worker has because of its offer; none without a pool file."""
-    parts = parts_of(member, settings.pool_name)
-    if settings.pool_file is None or parts is None:
-        return {}
-    return settings.pool_file.environment_of(parts[0])
+    offer = _offer_of(settings, member)
+    return {} if settings.pool_file is None or offer is None else settings.pool_file.environment_of(offer)
 
 
 def member_needs(settings: AutoscalerSettings) -> MemberNeeds:
@@ -48,5 +46,10 @@ def member_pod(settings: AutoscalerSettings, member: str) -> PodKind:
 
 
 def _kind_of(settings: AutoscalerSettings, member: str) -> WorkerKind | None:
+    offer = _offer_of(settings, member)
+    return None if settings.pool_file is None or offer is None else settings.pool_file.kind_of(offer)
+
+
+def _offer_of(settings: AutoscalerSettings, member: str) -> str | None:
     parts = parts_of(member, settings.pool_name)
-    return None if settings.pool_file is None or parts is None else settings.pool_file.kind_of(parts[0])
+    return None if parts is None else parts[0]

@@ -1,7 +1,7 @@
 """When a WebRTC viewer is told of a chunk: at once if it says something new, else with the next ones.
 
-Pure: methods take monotonic seconds. Each message costs a datagram and its acknowledgment. To encrypt one
-costs several times as much as another directly after it, so all viewers are told at the same times.
+Pure: methods take monotonic seconds. Each message costs a datagram and its acknowledgment. Encryption takes
+a fraction of the time directly after another message's, so all viewers are told at the same times.
 """
 
 from __future__ import annotations

@@ -126,8 +126,11 @@ class Engine(Pipeline):
             spec.fidelity.check(self.config)
         if spec.floor is not None:
             check_floor(spec.floor)
-        values = self._allowed(spec.values)
-        given_chunk(self.backend.controls, values, self.config)
+        first = None
+        if snapshot is None:
+            values = self._allowed(spec.values)
+            given_chunk(self.backend.controls, values, self.config)
+            first = Control(spec.control_seq, prompt=spec.prompt, values=values)
         session = self._table.admit(spec, snapshot)
         session.playhead.reported_at_s = now
         session.isolated_until = session.state.next_chunk + spec.isolated_chunks
@@ -137,8 +140,7 @@ class Engine(Pipeline):
             self.pacing.skip(session, now - (spec.waiting_s or 0.0))
         elif spec.waiting_s is not None or not session.state.next_chunk:
             session.first = FirstChunk(session.state.next_chunk, now - (spec.waiting_s or 0.0))
-        if snapshot is None:
-            first = Control(spec.control_seq, prompt=spec.prompt, values=values)
+        if first is not None:
             session.controls.append(PendingControl(first))
 
     def control(self, session: str, control: Control) -> None:

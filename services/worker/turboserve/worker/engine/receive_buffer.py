@@ -281,9 +281,9 @@ class PagedReceiveBuffer:
         if known is None and name.startswith(DECODER):
             # There is memory for one decoder's cache. Earlier rounds may have brought the other's.
             fast = name.startswith(DECODER + FAST)
-            stale = [each for each in self._own if each.startswith(DECODER)]
-            for each in [each for each in stale if each.startswith(DECODER + FAST) is not fast]:
-                del self._own[each]
+            for each in [each for each in self._own if each.startswith(DECODER)]:
+                if each.startswith(DECODER + FAST) is not fast:
+                    del self._own[each]
         size = kind.itemsize
         for extent in shape:
             size *= extent

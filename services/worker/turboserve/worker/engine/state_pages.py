@@ -135,7 +135,7 @@ def pages_of(snapshot: Snapshot, config: ModelConfig) -> tuple[dict[str, Any], l
         if name == RECENT:
             chunks = torch.split(tensor, config.frames_per_chunk)
             first = snapshot.next_chunk - len(chunks)
-            # Each call splits it anew.
+            # Each call splits it again.
             stamp = IdentityStamp(tensor)
             pages += [
                 replace(_whole(f"{RECENT}/{first + n}", each), stamp=(stamp, n))

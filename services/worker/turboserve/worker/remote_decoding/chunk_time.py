@@ -7,7 +7,7 @@ from collections import deque
 SAMPLES = 8
 """Newest chunks of which the fastest counts: noise and other processes only add time."""
 NOISE = 0.1
-"""Relative change from which on the time changes. Each change divides the sessions of all homes anew."""
+"""Least relative change that counts. Each one divides the sessions of all homes again."""
 
 
 class ChunkTime:

@@ -27,9 +27,9 @@ from turboserve.worker.remote_decoding.frames import (
     PURPOSE,
     DecodeChannel,
     DecodeHello,
-    DecodeWelcome,
     NoCache,
 )
+from turboserve.worker.remote_decoding.introduction import introduce
 from turboserve.worker.remote_decoding.routing import (
     RECONNECT_S,
     WORKERS_PER_CHUNK,
@@ -48,10 +48,8 @@ from turboserve.worker.remote_decoding.routing import (
     RoutingEvent,
     next_pause_s,
 )
-from turboserve.worker.transfer import handshake
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter, unexpected
+from turboserve.worker.transfer.channel import ByteReader, ByteWriter
 from turboserve.worker.transfer.errors import DeadlineExceededError, TransferError
-from turboserve.worker.transfer.frames import Open
 from turboserve.worker.transfer.target import parse_address
 
 BUFFER_BYTES = 4 << 20
@@ -259,14 +257,6 @@ class DecodeClient:
         except TimeoutError:
             raise DeadlineExceededError(f"{address}: no connection within {CONNECT_S:g} s") from None
         channel = DecodeChannel(reader, writer)
-        opened = Open(session=PURPOSE, migration=0, worker=self._worker, nonce=handshake.new_nonce())
-        try:
-            await handshake.authenticate(channel, opened, self._key, CONNECT_S)
-            await channel.post(DecodeHello(model=self._model, capacity=self._capacity), (), CONNECT_S)
-            welcome = await channel.next(CONNECT_S)
-            if not isinstance(welcome, DecodeWelcome):
-                raise unexpected(welcome)
-        except BaseException:
-            channel.abort()
-            raise
-        return DecodeConnection(welcome.worker, channel, self._config)
+        hello = DecodeHello(model=self._model, capacity=self._capacity)
+        worker = await introduce(channel, PURPOSE, self._worker, hello, self._key, CONNECT_S)
+        return DecodeConnection(worker, channel, self._config)

@@ -22,14 +22,12 @@ from turboserve.worker.remote_decoding.frames import (
     TEXT_PURPOSE,
     DecodeChannel,
     DecodeHello,
-    DecodeWelcome,
     EncodePrompt,
     PromptEmbedding,
 )
-from turboserve.worker.transfer import handshake
+from turboserve.worker.remote_decoding.introduction import introduce
 from turboserve.worker.transfer.channel import unexpected
 from turboserve.worker.transfer.errors import TransferProtocolError
-from turboserve.worker.transfer.frames import Open
 from turboserve.worker.transfer.target import parse_address
 
 WORKERS_PER_PROMPT = 2
@@ -159,16 +157,8 @@ class TextClient:
 
     async def _open(self, address: str) -> DecodeChannel:
         """Connect. Raises `OSError` and `TransferError`."""
-        limit_s = self._timeout_s
         channel = DecodeChannel(*await self._connect(*parse_address(address)))
-        opened = Open(session=TEXT_PURPOSE, migration=0, worker=self._worker, nonce=handshake.new_nonce())
-        try:
-            await handshake.authenticate(channel, opened, self._key, limit_s)
-            await channel.post(DecodeHello(model=self._model, capacity=1), (), limit_s)
-            if not isinstance(welcome := await channel.next(limit_s), DecodeWelcome):
-                raise unexpected(welcome)
-        except BaseException:
-            channel.abort()
-            raise
-        log.info("text worker ready", worker=welcome.worker, address=address)
+        hello = DecodeHello(model=self._model, capacity=1)
+        worker = await introduce(channel, TEXT_PURPOSE, self._worker, hello, self._key, self._timeout_s)
+        log.info("text worker ready", worker=worker, address=address)
         return channel

@@ -150,13 +150,18 @@ def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> Load
         decode_bytes(models),
     )
     del models
-    gc.collect()
-    if device.type == "cuda":
-        # PyTorch keeps the memory of the other networks, and the device does not count it as free.
-        torch.cuda.empty_cache()
+    free_networks(device)
     room = caches_that_fit(decoder, working, memory_bytes(settings, device, decoder))
     seconds = warm_up(decoder, config, device, WARM_UP_CHUNKS + MEASURED_CHUNKS)
     return LoadedDecoder(decoder, config, fingerprint, device, room, min(seconds[WARM_UP_CHUNKS:]))
+
+
+def free_networks(device: torch.device) -> None:
+    """Free the memory of networks that nothing refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        # PyTorch keeps their memory, and the device does not count it as free.
+        torch.cuda.empty_cache()
 
 
 def warm_up(
@@ -221,6 +226,21 @@ async def run_until_it_hangs(served: RoleServer) -> None:
         os._exit(HUNG_STATUS)
 
 
+async def serve_role(runtime: Runtime, served: RoleServer, host: str, port: int, name: str) -> str:
+    """Serve workers until the runtime stops, as the task `name`. Returns the address. Raises `OSError`.
+
+    `port`: 0 for any free one.
+    """
+    listener, port = await listen(served.serve, host, port)
+
+    async def close() -> None:
+        listener.close()
+
+    runtime.on_stop(close)
+    runtime.spawn(run_until_it_hangs(served), name)
+    return f"tcp://{host}:{port}"
+
+
 async def start_decode_worker(
     runtime: Runtime, settings: Settings, load: Callable[[Settings], Models], name: str
 ) -> None:
@@ -235,19 +255,13 @@ async def start_decode_worker(
     carries = partial(loaded.sessions, settings.real_time_margin)
     model, config, first_s = loaded.fingerprint, loaded.config, ChunkTime(loaded.seconds)
     served = DecodeServer(name, model, config, decoder, key_of(settings), now, first_s, carries)
-    listener, port = await listen(served.serve, interface.address, settings.transfer_port)
-
-    async def close() -> None:
-        listener.close()
-
-    runtime.on_stop(close)
-    runtime.spawn(run_until_it_hangs(served), "decode server")
+    address = await serve_role(runtime, served, interface.address, settings.transfer_port, "decode server")
     probe = partial(measured_again, loaded, now)
     runtime.spawn(served.measure_idle(probe, MEASURED_CHUNKS), "decode time")
     log.info(
         "decode worker serves",
         worker=name,
-        address=f"tcp://{interface.address}:{port}",
+        address=address,
         device=str(loaded.device),
         caches=loaded.room,
         chunk_s=round(loaded.seconds, 4),

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
-
-import torch
 
 from turboserve import logs
 from turboserve.service import Runtime
@@ -16,10 +13,9 @@ from turboserve.worker.engine.models import Models
 from turboserve.worker.remote_decoding.frames import TensorSpec
 from turboserve.worker.remote_decoding.text_client import TextClient
 from turboserve.worker.remote_decoding.text_server import TextServer, encode_one
-from turboserve.worker.service.decode_roles import key_of, run_until_it_hangs
+from turboserve.worker.service.decode_roles import free_networks, key_of, serve_role
 from turboserve.worker.settings import Settings, addresses_of
 from turboserve.worker.transfer.interface import find_interface
-from turboserve.worker.transfer.network import listen
 
 PROMPT = "a red circle moving left"
 """What is encoded to warm up."""
@@ -50,11 +46,9 @@ def load_encoder(settings: Settings, load: Callable[[Settings], Models]) -> tupl
     """
     models = load(settings)
     encoder, fingerprint = models.text, models.fingerprint
-    on_gpu = models.transformer.patch_embedding.weight.is_cuda
+    device = models.transformer.patch_embedding.weight.device
     del models
-    gc.collect()
-    if on_gpu:
-        torch.cuda.empty_cache()
+    free_networks(device)
     encode_one(encoder, PROMPT)
     return encoder, fingerprint
 
@@ -69,11 +63,5 @@ async def start_text_worker(
     interface = find_interface(settings.transfer_host)
     encoder, fingerprint = await asyncio.to_thread(load_encoder, settings, load)
     served = TextServer(name, fingerprint, encoder, key_of(settings), runtime.clock.monotonic)
-    listener, port = await listen(served.serve, interface.address, settings.transfer_port)
-
-    async def close() -> None:
-        listener.close()
-
-    runtime.on_stop(close)
-    runtime.spawn(run_until_it_hangs(served), "text server")
-    log.info("text worker serves", worker=name, address=f"tcp://{interface.address}:{port}")
+    address = await serve_role(runtime, served, interface.address, settings.transfer_port, "text server")
+    log.info("text worker serves", worker=name, address=address)
