@@ -25,6 +25,7 @@ from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, a
 from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.offer import check_offer
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
+from turboserve.gateway.whep.peers import are_shared
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 
 FPS = 16
@@ -230,24 +231,36 @@ def test_a_skip_shows_its_chunk_at_once_and_presentation_time_increases() -> Non
     assert pacer.playhead_s(0.4) == pytest.approx(3.0, abs=0.5 / FPS)
 
 
+def test_each_sessions_oldest_viewer_is_its_first() -> None:
+    assert are_shared([]) == []
+    assert are_shared(["a", "b", "a", "c", "b", "a"]) == [False, False, True, False, True, True]
+    # When the first has left.
+    assert are_shared(["b", "a", "c", "b", "a"]) == [False, False, False, True, True]
+
+
 @given(
-    st.lists(st.tuples(st.floats(0.02, 3), st.booleans()), min_size=1, max_size=30),
-    st.sampled_from([0.0, WINDOW_S]),
+    st.lists(
+        st.tuples(st.floats(0.02, 3), st.booleans(), st.sampled_from([0.0, WINDOW_S, 2 * WINDOW_S])),
+        min_size=1,
+        max_size=30,
+    ),
 )
 def test_presentation_times_only_increase_and_no_frame_is_early(
-    arrivals: list[tuple[float, bool]], window_s: float
+    arrivals: list[tuple[float, bool, float]],
 ) -> None:
-    pacer, now, sent = Pacer(0.05, window_s), 0.0, []
-    for index, (pause_s, skip) in enumerate(arrivals):
+    pacer, now, sent = Pacer(0.05), 0.0, []
+    longest_s = max(window_s for _, _, window_s in arrivals)
+    for index, (pause_s, skip, window_s) in enumerate(arrivals):
         sent += play(pacer, now, now + pause_s)
+        pacer.window_s = window_s
         now += pause_s
         pacer.add(index, units(index * 0.75), now, skip=skip and index > 0)
     sent += play(pacer, now, now + 999)
     times = [frame.presentation_s for _, frame in sent]
     assert all(before < after for before, after in itertools.pairwise(times))
     for at, frame in sent:
-        assert at - sent[0][1].due_s >= frame.presentation_s - 0.02 - window_s
-        assert at >= frame.due_s - 0.02 - max(window_s, 0.05 + 0.5 / FPS)
+        assert at - sent[0][1].due_s >= frame.presentation_s - 0.02 - longest_s
+        assert at >= frame.due_s - 0.02 - max(longest_s, 0.05 + 0.5 / FPS)
 
 
 def test_candidates_are_kept_only_if_they_are_addresses() -> None:

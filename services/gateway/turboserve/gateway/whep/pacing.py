@@ -62,7 +62,9 @@ class Pacer:
 
     def __init__(self, buffer_s: float, window_s: float = 0.0) -> None:
         """`window_s`: see the module; 0: each frame is sent when it is due."""
-        self._buffer_s, self._window_s = buffer_s, window_s
+        self._buffer_s = buffer_s
+        self.window_s = window_s
+        """May change at any time: the window of a frame is found when the frame is next."""
         self._chunks: deque[QueuedChunk] = deque()
         self._next = 0
         """Position in the oldest chunk of its frame that is next."""
@@ -131,7 +133,7 @@ class Pacer:
 
     def _window(self, due_s: float) -> float:
         """Return the beginning of the window in which a time is."""
-        window_s = self._window_s
+        window_s = self.window_s
         return math.floor(due_s / window_s + _ROUNDING) * window_s if window_s else due_s
 
     def _take(self) -> PacedFrame:

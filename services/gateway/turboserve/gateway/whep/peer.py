@@ -110,6 +110,13 @@ class Peer:
         self._unread_since: float | None = None
         self._messages = False
 
+    def share(self, shared: bool) -> None:
+        """`shared`: another viewer of this gateway watches the session for longer than this one."""
+        settings = self._gateway.settings
+        self._pacer.window_s = (
+            max(settings.whep_window_s, settings.whep_shared_window_s) if shared else settings.whep_window_s
+        )
+
     async def answer(self, offer: CheckedOffer) -> str:
         """Return the answer to `offer`. Raises InvalidOfferError."""
         self._messages = offer.messages

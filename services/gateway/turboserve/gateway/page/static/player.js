@@ -266,7 +266,9 @@ at("end").addEventListener("click", () => {
   running.then(() => attempt(() => player.end()));
 });
 at("new").addEventListener("click", () => {
-  if (session && !ended) at("leave").showModal();
+  // A session may have ended, and the last of its video be still on its way.
+  const runs = session && !ended && !["terminated", "failed"].includes(player.state?.phase);
+  if (runs) at("leave").showModal();
   else startOver();
 });
 at("leave").addEventListener("close", () => {
