@@ -104,6 +104,21 @@ def test_the_playhead_is_that_of_the_furthest_viewer_and_goes_back_when_that_one
     assert timeline.left("s", "far", 7.5) == [Publish("s", 2.0, 1, age_s=0.5)]
 
 
+def test_the_oldest_viewer_is_the_one_that_came_first_of_those_that_watch() -> None:
+    timeline = Timeline(INTERVAL_S, TIMEOUT_S)
+    assert timeline.oldest_viewer("s") is None
+    for number, viewer in enumerate("abc"):
+        timeline.joined("s", viewer, 0.0, 1.0 + number)
+    timeline.joined("other", "d", 0.0, 1.0)
+    assert (timeline.oldest_viewer("s"), timeline.oldest_viewer("other")) == ("a", "d")
+    timeline.left("s", "a", 5.0)
+    timeline.joined("s", "a", 0.0, 6.0)
+    assert timeline.oldest_viewer("s") == "b"
+    for viewer in "cba":
+        timeline.left("s", viewer, 7.0)
+    assert timeline.oldest_viewer("s") is None
+
+
 def test_a_viewer_who_falls_silent_no_longer_moves_the_playhead_but_is_still_counted() -> None:
     timeline = Timeline(INTERVAL_S, TIMEOUT_S)
     for viewer in ("near", "far"):

@@ -9,6 +9,7 @@ import hmac
 import io
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -21,11 +22,12 @@ from tests.helpers.waiting import eventually
 from tests.helpers.whep_client import an_offer, digest
 from turboserve.gateway.ice_servers import ice_servers, own_addresses
 from turboserve.gateway.settings import Settings
+from turboserve.gateway.timeline.timeline import Timeline
 from turboserve.gateway.whep.access_units import AccessUnit, ChunkFormatError, access_units
 from turboserve.gateway.whep.frame_times import FrameTimes
 from turboserve.gateway.whep.offer import check_offer
 from turboserve.gateway.whep.pacing import PacedFrame, Pacer
-from turboserve.gateway.whep.peers import are_shared
+from turboserve.gateway.whep.peer import Peer
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 
 FPS = 16
@@ -231,11 +233,32 @@ def test_a_skip_shows_its_chunk_at_once_and_presentation_time_increases() -> Non
     assert pacer.playhead_s(0.4) == pytest.approx(3.0, abs=0.5 / FPS)
 
 
-def test_each_sessions_oldest_viewer_is_its_first() -> None:
-    assert are_shared([]) == []
-    assert are_shared(["a", "b", "a", "c", "b", "a"]) == [False, False, True, False, True, True]
-    # When the first has left.
-    assert are_shared(["b", "a", "c", "b", "a"]) == [False, False, False, True, True]
+@pytest.mark.parametrize(
+    ("environment", "first_s", "further_s"),
+    [({}, 0.25, 0.5), ({"WINDOW": "0"}, 0.0, 0.5), ({"WINDOW": "0.4", "SHARED_WINDOW": "0.1"}, 0.4, 0.4)],
+)
+def test_a_viewer_that_came_after_another_one_has_longer_windows(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], first_s: float, further_s: float
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(f"TURBOSERVE_WHEP_{name}_S", value)
+    timeline = Timeline(1.0, 5.0)
+    gateway = SimpleNamespace(settings=Settings(), timeline=timeline)
+
+    def joins(viewer: str) -> Peer:
+        timeline.joined("ses", viewer, 0.0, 10.0)
+        peer = Peer.__new__(Peer)
+        vars(peer).update(
+            session="ses", _gateway=gateway, _watch=SimpleNamespace(viewer=viewer), _pacer=Pacer(0.05)
+        )
+        peer._choose_window()
+        return peer
+
+    first, further = joins("one"), joins("two")
+    assert (first._pacer.window_s, further._pacer.window_s) == (first_s, further_s)
+    timeline.left("ses", "one", 11.0)
+    further._choose_window()
+    assert further._pacer.window_s == first_s
 
 
 @given(

@@ -97,8 +97,8 @@ class Settings(ServerSettings):
     The viewer's player shows each at its time. Longer windows cost less processor time, and a prompt is shown
     later by about half of a window. 0: each frame is sent when it is due."""
     whep_shared_window_s: Annotated[float, Field(ge=0, le=0.5)] = 0.5
-    """The same for WebRTC viewers of a session that has another one on this gateway already, seconds. The
-    viewer that came first has `whep_window_s`. A value below `whep_window_s` counts as that."""
+    """The same for a WebRTC viewer whose session has an earlier viewer on this gateway, seconds. A value
+    below `whep_window_s` counts as that."""
     events_keepalive_s: Seconds = 15.0
     """Interval at which a silent event stream sends a comment, seconds, so that proxies keep it open."""
 

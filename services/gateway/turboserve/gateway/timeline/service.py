@@ -105,6 +105,10 @@ class TimelineService:
     async def playing(self, session: str, playing: bool) -> None:
         await self._do(self._timeline.playing(session, playing, self._clock.monotonic()))
 
+    def oldest_viewer(self, session: str) -> str | None:
+        """Return the viewer that came first, of those that watch here."""
+        return self._timeline.oldest_viewer(session)
+
     def view(self, session: str) -> View | None:
         return self._timeline.view(session)
 

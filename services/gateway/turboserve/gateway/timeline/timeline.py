@@ -111,6 +111,11 @@ class Timeline:
         state.viewers[viewer] = _Viewer(start_s, start_s, start_s, self_paced, now)
         return [self._publish(session, state, now)]
 
+    def oldest_viewer(self, session: str) -> str | None:
+        """Return the viewer that came first, of those that watch the session."""
+        state = self._sessions.get(session)
+        return None if state is None else next(iter(state.viewers), None)
+
     def _bound_after_absence(self, session: str, made_s: float, now: float) -> float:
         """Return the bound of a session without viewers.
 

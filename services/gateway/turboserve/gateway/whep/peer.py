@@ -110,13 +110,6 @@ class Peer:
         self._unread_since: float | None = None
         self._messages = False
 
-    def share(self, shared: bool) -> None:
-        """`shared`: another viewer of this gateway watches the session for longer than this one."""
-        settings = self._gateway.settings
-        self._pacer.window_s = (
-            max(settings.whep_window_s, settings.whep_shared_window_s) if shared else settings.whep_window_s
-        )
-
     async def answer(self, offer: CheckedOffer) -> str:
         """Return the answer to `offer`. Raises InvalidOfferError."""
         self._messages = offer.messages
@@ -130,6 +123,7 @@ class Peer:
         with within(Context()):
             try:
                 async with self._watch:
+                    self._choose_window()
                     await self._serve()
             except TurboServeError as error:
                 log.info("viewer not served", session=self.session, problem=error.detail)
@@ -170,6 +164,14 @@ class Peer:
             self._frames.stop()
         if not self._connection.gone.is_set():
             await self._flush()
+
+    def _choose_window(self) -> None:
+        """Send frames less often while the session has a viewer here that came earlier."""
+        settings = self._gateway.settings
+        window_s = settings.whep_window_s
+        if self._gateway.timeline.oldest_viewer(self.session) != self._watch.viewer:
+            window_s = max(window_s, settings.whep_shared_window_s)
+        self._pacer.window_s = window_s
 
     async def _video(self) -> None:
         """Queue chunks, and return when all of an ended session were sent."""
@@ -249,6 +251,7 @@ class Peer:
             self._cut.set()
 
     async def _check(self, now: float) -> None:
+        self._choose_window()
         await self._report(now)
         if self._announcements.are_due(now):
             self._say()

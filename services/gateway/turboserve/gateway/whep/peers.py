@@ -97,7 +97,6 @@ class Peers:
                 await peer.close()
                 raise
             self._peers[name] = peer
-            self._share()
             if not self._checking:
                 self._checking = True
                 self._check(gateway)
@@ -143,12 +142,6 @@ class Peers:
                 await peer.serve()
             finally:
                 del self._peers[name]
-                self._share()
-
-    def _share(self) -> None:
-        peers = list(self._peers.values())
-        for peer, shared in zip(peers, are_shared([peer.session for peer in peers]), strict=True):
-            peer.share(shared)
 
     def _check(self, gateway: Gateway) -> None:
         """Have all viewers checked from time to time, while there are some."""
@@ -167,12 +160,6 @@ class Peers:
                 asyncio.to_thread(importlib.import_module, "turboserve.gateway.whep.peer")
             )
         return await asyncio.shield(self._loading)
-
-
-def are_shared(sessions: Sequence[str]) -> list[bool]:
-    """For each viewer, oldest first, return whether an older one watches the same session."""
-    first = {session: number for number, session in reversed(list(enumerate(sessions)))}
-    return [first[session] != number for number, session in enumerate(sessions)]
 
 
 async def _check_all(peers: Sequence[Peer]) -> None:
