@@ -172,4 +172,4 @@ async def test_an_operator_migrates_the_session_and_it_plays_on(stack: Backgroun
     await plays_on(page, await playhead(page) + 2)
     await page.get_by_role("button", name="End session").click()
     await page.locator("#phase", has_text="terminated").wait_for()
-    assert not await page.locator("#migration").is_visible()
+    await page.locator("#migration").wait_for(state="hidden")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import FailSessionOf, StartSession
-from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, until
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, focus_is, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
 from turboserve.gateway.auth import key_file
@@ -51,10 +51,6 @@ async def begin(page: Any, prompt: str = "a red circle moving left") -> str:
     await page.get_by_role("button", name="Start", exact=True).click()
     await page.locator("body[data-mode=live]").wait_for()
     return str(await page.evaluate("location.hash")).removeprefix("#")
-
-
-async def focused(page: Any) -> str:
-    return str(await page.evaluate("document.activeElement.id || document.activeElement.tagName"))
 
 
 async def test_chips_compose_a_prompt_and_unknown_words_are_named(gateway_url: str, page: Any) -> None:
@@ -162,7 +158,7 @@ async def test_a_new_session_ends_the_old_one_or_keeps_it_in_the_list(
     await page.get_by_role("button", name="New session").click()
     await page.get_by_role("button", name="Keep it").click()
     await page.locator("body[data-mode=empty]").wait_for()
-    assert await focused(page) == "prompt"
+    await focus_is(page, "prompt")
     kept = page.locator("#sessions li", has_text="a red circle moving left").first
     await kept.wait_for()
     # A session that is suspended is in the list as well, and both can be opened.
@@ -295,7 +291,7 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed: KeyedGatew
     # Who tries without a key is sent back to its field.
     await page.get_by_label(PROMPT).fill("a red circle")
     await page.keyboard.press("Enter")
-    await until(page, "() => document.activeElement.id === 'key'")
+    await focus_is(page, "key")
     await page.get_by_label("API key").fill(keyed.key)
     await page.keyboard.press("Enter")
     await page.locator("#chips").wait_for()
@@ -310,7 +306,7 @@ async def test_a_key_opens_the_shared_link_and_leaves_no_trace(keyed: KeyedGatew
     message = page.locator("#key-message")
     await page.get_by_label("API key").wait_for()
     await message.filter(has_text="This server needs an API key").wait_for()
-    assert await focused(page) == "key"
+    await focus_is(page, "key")
     await page.get_by_label("API key").fill("wrong-key-of-the-player-page")
     await page.keyboard.press("Enter")
     await message.filter(has_text="does not accept this API key").wait_for()
@@ -366,24 +362,24 @@ async def test_the_keyboard_keeps_its_place(gateway_url: str, page: Any) -> None
     await page.get_by_label(PROMPT).focus()
     await page.keyboard.type("a red circle moving left")
     await page.keyboard.press("Tab")
-    assert await focused(page) == "start"
+    await focus_is(page, "start")
     await page.keyboard.press("Enter")
     await page.locator("body[data-mode=live]").wait_for()
-    assert await focused(page) == "start"
+    await focus_is(page, "start")
     await page.locator("#pause").focus()
     await page.keyboard.press("Enter")
     await page.locator("body[data-mode=paused]").wait_for()
-    assert await focused(page) == "pause"
+    await focus_is(page, "pause")
     await page.locator("#veil-resume").focus()
     await page.keyboard.press("Enter")
     await page.locator("body[data-mode=live]").wait_for()
-    assert await focused(page) == "pause"
+    await focus_is(page, "pause")
     await page.locator("#end").focus()
     await page.keyboard.press("Enter")
     await page.locator("#phase", has_text="terminated").wait_for()
-    assert await focused(page) == "new"
+    await focus_is(page, "new")
     await page.keyboard.press("Enter")
-    assert await focused(page) == "prompt"
+    await focus_is(page, "prompt")
 
 
 async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, page: Any) -> None:
@@ -396,7 +392,7 @@ async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, pa
     await page.keyboard.press("Enter")
     await page.locator("body[data-mode=live]").wait_for()
     # The next key press creates no session.
-    await until(page, "() => document.activeElement.id === 'new'")
+    await focus_is(page, "new")
     pad = page.get_by_role("group", name="Steer").get_by_role("button", name="Up", exact=True)
 
     async def end_elsewhere() -> None:
@@ -407,20 +403,20 @@ async def test_the_focus_moves_on_when_its_button_goes_away(gateway_url: str, pa
 
     await pad.focus()
     await end_elsewhere()
-    await until(page, "() => document.activeElement.id === 'new'")
+    await focus_is(page, "new")
     await page.keyboard.press("Enter")
-    assert await focused(page) == "prompt"
+    await focus_is(page, "prompt")
     await begin(page)
     # A click beside all elements is the user's own, also when the element before goes away later.
     await pad.focus()
     await page.locator("#phase").click()
     await focus_checked(page)
-    assert await focused(page) == "BODY"
+    await focus_is(page, "BODY")
     await end_elsewhere()
     await focus_checked(page)
-    assert await focused(page) == "BODY"
+    await focus_is(page, "BODY")
     await page.get_by_role("button", name="New session").click()
-    assert await focused(page) == "prompt"
+    await focus_is(page, "prompt")
     await begin(page)
     await page.get_by_role("button", name="New session").click()
     await page.get_by_role("button", name="Keep it").click()

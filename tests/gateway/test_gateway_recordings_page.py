@@ -10,8 +10,8 @@ import av
 import httpx
 import pytest
 
-from tests.gateway.test_gateway_player_page import OVERFLOWS, SIZES, begin, focused
-from tests.helpers.browser import NEEDS_CHROMIUM, until
+from tests.gateway.test_gateway_player_page import OVERFLOWS, SIZES, begin
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_is, until
 from tests.helpers.pool_harness import Pool
 
 pytestmark = NEEDS_CHROMIUM
@@ -46,7 +46,7 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
     await page.locator("#record").focus()
     await page.keyboard.press("Enter")
     await page.locator("#record[aria-pressed=true]", has_text="Stop recording").wait_for()
-    assert await focused(page) == "record"
+    await focus_is(page, "record")
     # Without a session, the page lists what other tests recorded as well.
     row = page.locator("#recordings li", has_text="a green square moving up")
     await row.filter(has_text=SOME_SECONDS).wait_for()

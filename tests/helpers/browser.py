@@ -50,6 +50,7 @@ NEEDS_CHROMIUM = [
 
 WAIT_MS = 120_000
 """Longer than anything that a page waits for takes on a busy machine."""
+FOCUSED = "document.activeElement.id || document.activeElement.tagName"
 FRAME_MS = 100
 SLOW_FRAMES = f"""
 const frame = requestAnimationFrame, cancel = cancelAnimationFrame, timers = new Set();
@@ -82,6 +83,14 @@ async def until(page: Any, test: str, arg: object = None) -> Any:
         assert asyncio.get_running_loop().time() < deadline_s, f"it never came true: {test} {arg}"
         await asyncio.sleep(0.1)
     return value
+
+
+async def focus_is(page: Any, place: str) -> None:
+    """Wait until the focus is at the element with the id `place`, or at one of this tag that has no id.
+
+    A key press or an event of the session may move the focus a little later.
+    """
+    await until(page, f"(place) => ({FOCUSED}) === place", place)
 
 
 async def focus_checked(page: Any) -> None:
