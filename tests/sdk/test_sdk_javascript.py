@@ -239,18 +239,34 @@ import(process.argv[1]).then(async ({ Client }) => {
   const checks = ticks.size;
   receive({ type: "end" });
   for (; now < 5000; now += 500) for (const tick of [...ticks]) tick();
-  console.log(JSON.stringify({ asked, heard, isClosed, checks, atEnd, isShown: !peer.isClosed }));
+  const isShown = !peer.isClosed;
+  const tried = [];
+  let refusal;
+  const three = ["http://a.test", "http://b.test", "http://c.test"];
+  peer = null;
+  new WebRtcConnection(new Client(three).session("ses_1"), { unavailable: ({ name }) => (refusal = name) });
+  await until(() => peer?.answered);
+  receive({ ...hello, protocol_version: 1 });
+  globalThis.fetch = async (url) => {
+    tried.push(new URL(url).hostname);
+    now += 20_000;
+    return new Response("{}", { status: 503 });
+  };
+  peer.channel.onclose();
+  await until(() => refusal);
+  console.log(JSON.stringify({ asked, heard, isClosed, checks, atEnd, isShown, tried, refusal }));
   process.exit();
 });
 """
 """Leads a `WebRtcConnection` through two greetings, the second in another version of the protocol. Then leads
-one that knows two gateways to the end of its session."""
+one that knows two gateways to the end of its session, and one that loses its connection when no gateway
+takes it, and each takes 20 s to say so."""
 
 
 @needs_node
 def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refused() -> None:
     result = json.loads(output_of(OVER_WEBRTC, SDK / "dist/index.js", SDK / "dist/webrtc_connection.js"))
-    assert result["asked"] == [None, "6", None]
+    assert result["asked"][:3] == [None, "6", None]
     assert result["heard"][:4] == ["hello", [5, False], [6, True], "lost"]
     [refused] = result["heard"][4:]
     assert refused.startswith("ProtocolError:")
@@ -258,6 +274,8 @@ def test_over_webrtc_events_continue_and_another_version_of_the_protocol_is_refu
     assert result["isClosed"]
     # With several gateways, a page reported "reconnecting" 2 s after the end.
     assert (result["checks"], result["atEnd"], result["isShown"]) == (1, ["end"], True)
+    # After ten seconds, the gateways that were not tried yet were given up.
+    assert (result["tried"], result["refusal"]) == (["b.test", "c.test", "a.test"], "ProblemError")
 
 
 OVERTAKEN = """

@@ -17,7 +17,7 @@ const CONNECT_S = 5;
 /** Time in which candidates are gathered if there are STUN or TURN servers, seconds. */
 const GATHER_S = 2;
 const AGAIN_MS = 250;
-/** Time for which a lost connection is tried at all gateways, if there are several. */
+/** Minimum time for which a lost connection is tried, if there are several gateways: once at each in any case. */
 const ELSEWHERE_MS = 10_000;
 /** A gateway is asked for an answer this often, if there is another one. */
 const PING_MS = 500;
@@ -60,6 +60,8 @@ export class WebRtcConnection {
   #gateway = "";
   /** When the last connection was lost, until there is another one. */
   #lostAt: number | null = null;
+  /** Number of times in succession that it was tried since, and failed. */
+  #failed = 0;
 
   close(): void {
     this.#closed = true;
@@ -177,6 +179,7 @@ export class WebRtcConnection {
   #lost(): void {
     if (!this.#greeted) return this.#fail(new GatewayUnreachableError("WebRTC does not connect"));
     this.#lostAt = Date.now();
+    this.#failed = 0;
     this.#again();
   }
 
@@ -188,9 +191,12 @@ export class WebRtcConnection {
   }
 
   #fail(error: TurboServeError): void {
-    const isLost = this.#lostAt !== null && Date.now() - this.#lostAt < ELSEWHERE_MS;
+    const { count } = this.session.client.gateways;
+    this.#failed += 1;
+    // Where each gateway takes long to fail, the time may be over before the last one was tried.
+    const mayTry = this.#lostAt !== null && (this.#failed < count || Date.now() - this.#lostAt < ELSEWHERE_MS);
     const isAway = error instanceof GatewayUnreachableError || (error as ProblemError).status >= 500;
-    if (isLost && isAway && this.session.client.gateways.count > 1) return this.#again();
+    if (mayTry && isAway && count > 1) return this.#again();
     this.close();
     this.#on.unavailable?.(error);
   }
