@@ -212,8 +212,12 @@ async def test_only_a_listed_page_frames_the_player(
     assert await player.locator("button, textarea, input").count() == 0
     for origin, path in ((other, link["embed_url"]), (listed, f"/#session={session['id']}")):
         refused_frame = await framed(origin, url + path)
+
+        def is_refused(frame: Any = refused_frame) -> bool:
+            return bool(frame.url.startswith("chrome-error:"))
+
         # The page that shows the error may replace the empty one a little later.
-        await eventually(lambda: refused_frame.url.startswith("chrome-error:"), what=f"{origin} {path}")
+        await eventually(is_refused, what=f"{origin} {path}")
     await api.delete(f"{session['links']['self']}/links/{link['id']}")
     # The player in the frame says so, and the link opens no stream again.
     ended = await framed(listed, url + link["embed_url"])
