@@ -77,7 +77,7 @@ def no_caps(load: EngineLoad) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_a_plan_has_the_least_lateness_and_nearly_the_quality_of_the_best_plan(first: int) -> None:
+def test_a_plan_has_the_least_lateness_and_the_quality_of_the_best_plan(first: int) -> None:
     lowered = 0
     for seed in range(first, first + 100):
         load = random_load(random.Random(seed))
@@ -85,9 +85,19 @@ def test_a_plan_has_the_least_lateness_and_nearly_the_quality_of_the_best_plan(f
         chunks = planned(load, no_caps(load), horizon=HORIZON)
         assert lateness(chunks, Server(load, chunks)) == pytest.approx(least), seed
         found = mean_quality(chunks, load.ladder)
-        assert found >= best - 0.01, seed
+        assert found >= best - 1e-9, seed
         lowered += found < 1 and any(chunk.highest < chunk.lowest for chunk in chunks)
     assert lowered > 20
+
+
+@pytest.mark.parametrize("seed", [955, 3216, 24467, 40799])
+def test_a_plan_uses_time_that_one_chunk_at_a_time_leaves_unused(seed: int) -> None:
+    """The best plan has one chunk higher and others lower than one without swaps, which loses up to 2.9 %."""
+    load = random_load(random.Random(seed))
+    least, best = oracle(load)
+    chunks = planned(load, no_caps(load), horizon=HORIZON)
+    assert lateness(chunks, Server(load, chunks)) == pytest.approx(least)
+    assert mean_quality(chunks, load.ladder) == pytest.approx(best)
 
 
 def same_plan(load: EngineLoad, margin: float, horizon: int) -> list[PlannedChunk]:

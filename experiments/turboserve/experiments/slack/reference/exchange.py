@@ -7,6 +7,7 @@ both, and `turboserve bench slack --only decisions` times both.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,7 @@ from turboserve.worker.engine.fidelity_exchange import (
 from turboserve.worker.engine.fidelity_forecast import HORIZON, LATE_S, EngineLoad, stream_of
 from turboserve.worker.engine.fidelity_in_time import HOLD_S, RAISE_MARGIN
 from turboserve.worker.engine.fidelity_ladder import CHANGE, FidelityLadder
+from turboserve.worker.engine.fidelity_swap import LEAST_GAIN, SWAP_SIZES, SWAPS
 
 
 class ReferenceInTime:
@@ -72,6 +74,7 @@ def planned(
         exchange.lower()
         exchange.give_back()
         exchange.refine()
+        exchange.swap()
     return chunks
 
 
@@ -209,6 +212,40 @@ class _Exchange:
             chunk.lowest = floor
         if self._quality() <= quality or self._lateness_s() > late_s + LATE_S:
             self._set_places(places)
+
+    def swap(self) -> None:
+        """Where few chunks can change, give some of them other configurations at once."""
+        for _ in range(SWAPS):
+            lowered = any(chunk.place > chunk.highest for chunk in self._chunks)
+            if not lowered or not any(self._swap_once(size, most) for size, most in SWAP_SIZES.items()):
+                return
+
+    def _swap_once(self, size: int, most: int) -> bool:
+        """Make the swap of so many chunks that gains the most and makes the plan no later.
+
+        Return whether there is one. `most`: see `SWAP_SIZES`.
+        """
+        rungs, late_s, found = self._rungs, self._lateness_s(), []
+        moves = [
+            (i, place, rungs[place].quality - rungs[chunk.place].quality)
+            for i, chunk in enumerate(self._chunks)
+            for place in range(chunk.highest, chunk.lowest + 1)
+            if place != chunk.place
+        ]
+        if len(moves) > most:
+            return False
+        for number, choice in enumerate(itertools.combinations(moves, size)):
+            gain = sum(each[2] for each in choice)
+            if gain > LEAST_GAIN and len({each[0] for each in choice}) == size:
+                found.append((-gain, number, choice))
+        places = [chunk.place for chunk in self._chunks]
+        for _, _, choice in sorted(found):
+            for i, place, _ in choice:
+                _set_place(self._chunks[i], place, self._ladder)
+            if self._lateness_s() <= late_s + LATE_S:
+                return True
+            self._set_places(places)
+        return False
 
     def _set_places(self, places: Sequence[int]) -> None:
         for chunk, place in zip(self._chunks, places, strict=True):

@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from turboserve.worker.engine.fidelity_forecast import LATE_S, Bools, ChunkQueue, Floats, Ints
+from turboserve.worker.engine.fidelity_swap import SWAPS, best_swap
 
 MARGIN = 0.25
 """Time by which a chunk must be early, as a share of a chunk's time at the best configuration."""
@@ -69,6 +70,7 @@ class QualityExchange:
             self._give_back(None if few else only)
         if few:
             self._refine()
+            self._swap()
 
     def _forwards(self, place: Ints) -> Floats:
         queue = self._queue
@@ -261,13 +263,28 @@ class QualityExchange:
         if self._quality() <= quality or self._lateness_s() > late_s + LATE_S:
             self.place = places
 
+    def _swap(self) -> None:
+        """Where few chunks can change, give some of them other configurations at once: see `best_swap`."""
+        for _ in range(SWAPS):
+            if not (self.place > self._highest).any():
+                return
+            better = best_swap(self.place, self._highest, self._lowest, self._qualities, self._late_s)
+            if better is None:
+                return
+            self.place = better
+
     def _quality(self) -> float:
         qualities: list[float] = [self._qualities[place] for place in self.place.tolist()]
         return sum(qualities)
 
     def _lateness_s(self) -> float:
-        over_s = self._queue.ready_s(self._forwards(self.place)) - self._limit_s
-        return float(np.maximum(0.0, over_s).sum())
+        return float(self._late_s(self.place))
+
+    def _late_s(self, places: Ints) -> Floats:
+        """Lateness of all chunks together, of one plan or of each of several."""
+        over_s = self._queue.ready_s(self._forwards(places)) - self._limit_s
+        late_s: Floats = np.maximum(0.0, over_s).sum(axis=-1)
+        return late_s
 
 
 def _last(marks: Bools) -> Ints:

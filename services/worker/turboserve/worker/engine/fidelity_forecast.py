@@ -183,9 +183,12 @@ class ChunkQueue:
         return len(self.due_s)
 
     def done_s(self, work_s: Floats) -> Floats:
-        """When the work up to and with each chunk is done. `work_s`: the device's time for each chunk."""
-        total = np.cumsum(work_s)
-        waited = np.maximum.accumulate(self.begins_s - (total - work_s))
+        """When the work up to and with each chunk is done.
+
+        `work_s`: the device's time for each chunk, of one plan or of each of several.
+        """
+        total = np.cumsum(work_s, axis=-1)
+        waited = np.maximum.accumulate(self.begins_s - (total - work_s), axis=-1)
         done: Floats = total + np.maximum(waited, 0.0)
         return done
 
