@@ -73,6 +73,13 @@ class Accounting:
 
     async def run(self) -> None:
         """Count until another instance has taken over."""
+        try:
+            await self._count_forever()
+        finally:
+            # Another instance counts what is left.
+            self._lag.note(False, self._clock.monotonic())
+
+    async def _count_forever(self) -> None:
         self._applied.clear()
         position = await self._with_retry(self._position)
         async with aclosing(read_headers(self._bus, CHUNKS, [ANY_CHUNK, OWN.every], position)) as batches:
