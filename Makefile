@@ -20,8 +20,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PROJECTS := $(sort $(wildcard */pyproject.toml services/*/pyproject.toml sdk/python/pyproject.toml))
 UP_ARGS ?=
 PYTEST_ARGS ?=
-# Tests wait for servers more than they compute: on 2 cores 4 files at a time leave a sixth of them idle.
-TEST_PROCESSES ?= 5
+# Tests wait for servers more than they compute, so three files for each of two cores leave little of them idle.
+TEST_PROCESSES ?= 6
 # Some container images forbid Python to keep compiled modules. Each of the processes that a stack or a test
 # starts would then compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
