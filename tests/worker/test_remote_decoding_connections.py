@@ -35,9 +35,10 @@ from turboserve.worker.remote_decoding.frames import (
     NoCache,
     TensorSpec,
 )
+from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.remote_decoding.routing import DecoderConnected
 from turboserve.worker.remote_decoding.server import DecodeServer
-from turboserve.worker.service import decode_roles
+from turboserve.worker.service import role_serving
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.errors import AuthenticationError, TransferError, error_of
 from turboserve.worker.transfer.frames import Open, Refuse
@@ -252,7 +253,8 @@ class Answers:
 
 async def test_both_questions_of_a_decode_worker_have_one_deadline(scene: Scene) -> None:
     now = [0.0]
-    home = DecodeClient("wrk_1", MODEL, scene.config, [], KEY, 1.0, 4, now=lambda: now[0])
+    ports = RolePorts(now=lambda: now[0])
+    home = DecodeClient("wrk_1", MODEL, scene.config, [], KEY, 1.0, 4, ports=ports)
     answers = Answers(now, 0.25, NoCache(number=0), scene.expected[1])
     home._connections["dec_1"] = answers  # type: ignore[assignment]
     home.router.handle(DecoderConnected("dec_1"), now[0])
@@ -438,8 +440,8 @@ async def test_a_decode_that_hangs_ends_the_decode_worker(
         await scene.connected(home, 1)
         asking = asyncio.create_task(scene.decode(home, scene.job(0)))
         async with asyncio.timeout(LIMIT_S):
-            await decode_roles.run_until_it_hangs(served)
-        assert statuses == [decode_roles.HUNG_STATUS]
+            await role_serving.run_until_it_hangs(served)
+        assert statuses == [role_serving.HUNG_STATUS]
         assert await asking == [None]
     finally:
         hangs.released.set()

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 from torch import Tensor
 
@@ -30,6 +28,7 @@ from turboserve.worker.remote_decoding.frames import (
     NoCache,
 )
 from turboserve.worker.remote_decoding.introduction import introduce
+from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.remote_decoding.routing import (
     RECONNECT_S,
     WORKERS_PER_CHUNK,
@@ -48,12 +47,9 @@ from turboserve.worker.remote_decoding.routing import (
     RoutingEvent,
     next_pause_s,
 )
-from turboserve.worker.transfer.channel import ByteReader, ByteWriter
 from turboserve.worker.transfer.errors import DeadlineExceededError, TransferError
 from turboserve.worker.transfer.target import parse_address
 
-BUFFER_BYTES = 4 << 20
-"""Frames that are read at once, bytes: a chunk of a public model has 14 MB."""
 CONNECT_S = 5.0
 ASK_S = 2.0
 """Pause between two questions for the allotment, seconds."""
@@ -61,8 +57,8 @@ ALLOTMENT_S = 30.0
 """Longest time until its answer, seconds. The answer waits for no decode."""
 
 log = logs.get("decoding")
-Connect = Callable[[str, int], Awaitable[tuple[ByteReader, ByteWriter]]]
-CONNECT: Connect = partial(asyncio.open_connection, limit=BUFFER_BYTES)
+MACHINE = RolePorts()
+"""Those of this machine."""
 
 
 class DecodeClient:
@@ -78,18 +74,17 @@ class DecodeClient:
         timeout_s: float,
         capacity: int,
         own: int = 0,
-        connect: Connect = CONNECT,
-        now: Callable[[], float] = time.monotonic,
+        ports: RolePorts = MACHINE,
     ) -> None:
         """`worker`, `model`: id and `state_fingerprint` of this worker. `addresses`, `key`: of the decode
         workers. `timeout_s`: limit of one question, seconds. `capacity`: K of this worker. `own`: sessions
         that it can decode itself."""
         self._worker, self._model, self._config = worker, model, config
         self._addresses, self._key, self._timeout_s = addresses, key, timeout_s
-        self._connect, self._now = connect, now
+        self._connect, self._now, self._wait = ports.connect, ports.now, ports.wait
         self.router = DecodeRouter()
         self._capacity = capacity
-        self._allotted = AllottedSessions(addresses, own, now())
+        self._allotted = AllottedSessions(addresses, own, ports.now())
         self._known = asyncio.Event()
         """Set when all allotments are known."""
         self._connections: dict[str, DecodeConnection] = {}
@@ -135,12 +130,12 @@ class DecodeClient:
         loop = self._loop
         if loop is None or not self.router.workers:
             return [None] * len(jobs)
-        asking = asyncio.run_coroutine_threadsafe(self._decode_all(jobs), loop)
+        # One more than the deadlines of the workers that a chunk may ask.
+        limit_s = (WORKERS_PER_CHUNK + 1) * self._timeout_s
         try:
-            # One more than the deadlines of the workers that a chunk may ask.
-            return asking.result((WORKERS_PER_CHUNK + 1) * self._timeout_s)
+            return self._wait(self._decode_all(jobs), loop, limit_s)
         except (TimeoutError, concurrent.futures.CancelledError):
-            asking.cancel()
+            pass
         except Exception:
             log.exception("chunks not decoded elsewhere")
         return [None] * len(jobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -48,15 +48,23 @@ class DeviceHangsError(RuntimeError):
 class RoleServer(ABC):
     """Serves all connections of one worker, with one computation at a time, in the order of arrival."""
 
-    def __init__(self, purpose: str, worker: str, model: str, key: bytes, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        purpose: str,
+        worker: str,
+        model: str,
+        key: bytes,
+        now: Callable[[], float],
+        thread: Executor | None = None,
+    ) -> None:
         """`purpose`: name of what is asked for, in the handshake. `model`: `state_fingerprint` of the
-        weights. `key`: that the workers must prove."""
+        weights. `key`: that the workers must prove. `thread`: that of the device. None: a new one."""
         self._purpose, self._worker, self._model, self._key, self._now = purpose, worker, model, key, now
         self._half_open = HalfOpenConnections(now=now)
         self._serving: dict[asyncio.Task[None], DecodeChannel] = {}
         self._turn = asyncio.Lock()
         # The first call of a thread sets its number of threads to the process's.
-        self._thread = ThreadPoolExecutor(1, purpose, torch.get_num_threads)
+        self._thread = thread or ThreadPoolExecutor(1, purpose, torch.get_num_threads)
         self._device_lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 from functools import partial
 
 from torch import Tensor
@@ -60,10 +61,12 @@ class DecodeServer(RoleServer):
         now: Callable[[], float],
         time: ChunkTime,
         sessions: Callable[[float], int],
+        thread: Executor | None = None,
     ) -> None:
         """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `time`: of a
-        chunk. `sessions`: time of a chunk → sessions that the worker carries in real time."""
-        super().__init__(PURPOSE, worker, model, key, now)
+        chunk. `sessions`: time of a chunk → sessions that the worker carries in real time. `thread`: see
+        `RoleServer`."""
+        super().__init__(PURPOSE, worker, model, key, now, thread)
         self._config, self._decoder = config, decoder
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
         self._time, self._sessions = time, sessions

@@ -17,7 +17,6 @@ from torch import Tensor
 from turboserve import logs
 from turboserve.worker import metrics
 from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.remote_decoding.client import CONNECT, Connect
 from turboserve.worker.remote_decoding.frames import (
     TEXT_PURPOSE,
     DecodeChannel,
@@ -26,6 +25,7 @@ from turboserve.worker.remote_decoding.frames import (
     PromptEmbedding,
 )
 from turboserve.worker.remote_decoding.introduction import introduce
+from turboserve.worker.remote_decoding.ports import CONNECT, Connect
 from turboserve.worker.transfer.channel import unexpected
 from turboserve.worker.transfer.errors import TransferProtocolError
 from turboserve.worker.transfer.target import parse_address

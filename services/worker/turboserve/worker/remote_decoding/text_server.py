@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 import torch
 from torch import Tensor
@@ -27,10 +28,16 @@ class TextServer(RoleServer):
     """Encodes one prompt at a time. So an embedding does not depend on other sessions."""
 
     def __init__(
-        self, worker: str, model: str, encoder: TextEncoder, key: bytes, now: Callable[[], float]
+        self,
+        worker: str,
+        model: str,
+        encoder: TextEncoder,
+        key: bytes,
+        now: Callable[[], float],
+        thread: Executor | None = None,
     ) -> None:
         """See `RoleServer`."""
-        super().__init__(TEXT_PURPOSE, worker, model, key, now)
+        super().__init__(TEXT_PURPOSE, worker, model, key, now, thread)
         self._encoder = encoder
         self.encoded = 0
 

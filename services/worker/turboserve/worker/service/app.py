@@ -95,10 +95,11 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         # First: the state store sends keys as soon as it knows that the worker is ready.
         await send_weights(worker, loaded.weights, runtime.bus, runtime.clock.monotonic)
     if settings.text_workers:
-        encoding = encode_elsewhere(worker.id, engine, settings)
+        encoding = encode_elsewhere(worker.id, engine, settings, platform.role_ports())
         runtime.on_stop(encoding.close)
     if settings.roles == "denoise":
-        decoding = decode_elsewhere(worker.id, engine, settings, capacity, runtime.spawn)
+        ports = platform.role_ports()
+        decoding = decode_elsewhere(worker.id, engine, settings, capacity, runtime.spawn, ports)
         worker.decoding = decoding
         # Waiting sessions would fill all of K at the first report.
         await decoding.wait_until_known(ALLOTMENTS_S)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
-import logging
-import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,16 +31,14 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import BudgetTooSmallError
 from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.models import Models
-from turboserve.worker.engine.tensor_backend import TensorBackend
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
-from turboserve.worker.remote_decoding.role_server import DeviceHangsError, RoleServer
+from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.remote_decoding.server import DecodeServer
 from turboserve.worker.service.models import free_bytes
+from turboserve.worker.service.role_serving import Listen, at_interface, serve_role
 from turboserve.worker.settings import Settings, addresses_of
-from turboserve.worker.transfer.interface import find_interface
-from turboserve.worker.transfer.network import listen
 
 KEEP_S = 30.0
 """Time for which a decode worker keeps an unused cache, although another session has no room, seconds."""
@@ -49,21 +46,26 @@ MOST_CACHES = 1_024
 WARM_UP_CHUNKS = 2
 MEASURED_CHUNKS = 3
 """Further chunks of which the fastest is a decode worker's time of a chunk: noise only adds time."""
-HUNG_STATUS = 1
-"""Exit status of a decode worker whose decode does not return."""
 
 log = logs.get("decoding")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], object]
 
 
+@runtime_checkable
+class DecodesApart(Protocol):
+    """A backend whose sessions may have no decoder's caches."""
+
+    apart: DecodingApart | None
+
+
 def decoding_apart(engine: Engine) -> DecodingApart | None:
     """How an engine of the role `denoise` decodes. None: it has the role `decode` as well."""
     backend = engine.backend
-    return backend.apart if isinstance(backend, TensorBackend) else None
+    return backend.apart if isinstance(backend, DecodesApart) else None
 
 
 def decode_elsewhere(
-    worker: str, engine: Engine, settings: Settings, capacity: int, spawn: Spawn
+    worker: str, engine: Engine, settings: Settings, capacity: int, spawn: Spawn, ports: RolePorts
 ) -> DecodeClient:
     """Have the engine's chunks decoded by the configured decode workers, as soon as each is reached.
 
@@ -80,6 +82,7 @@ def decode_elsewhere(
         settings.decode_timeout_s,
         capacity,
         OWN_CACHES,
+        ports,
     )
     apart.remote = client
     spawn(client.run(), "decode workers")
@@ -213,34 +216,6 @@ def caches_that_fit(decoder: Decoder, working_bytes: int, total_bytes: int) -> i
     return min(room, MOST_CACHES)
 
 
-async def run_until_it_hangs(served: RoleServer) -> None:
-    """Serve until canceled. Raises the error of a failed device.
-
-    A computation that hangs ends the process at once: its thread would keep an orderly end waiting.
-    """
-    try:
-        await served.run()
-    except DeviceHangsError as error:
-        log.error("worker ends", error=str(error))
-        logging.shutdown()
-        os._exit(HUNG_STATUS)
-
-
-async def serve_role(runtime: Runtime, served: RoleServer, host: str, port: int, name: str) -> str:
-    """Serve workers until the runtime stops, as the task `name`. Returns the address. Raises `OSError`.
-
-    `port`: 0 for any free one.
-    """
-    listener, port = await listen(served.serve, host, port)
-
-    async def close() -> None:
-        listener.close()
-
-    runtime.on_stop(close)
-    runtime.spawn(run_until_it_hangs(served), name)
-    return f"tcp://{host}:{port}"
-
-
 async def start_decode_worker(
     runtime: Runtime, settings: Settings, load: Callable[[Settings], Models], name: str
 ) -> None:
@@ -248,15 +223,31 @@ async def start_decode_worker(
 
     Raises the errors of `load_decoder`, `InterfaceError` and `OSError`.
     """
-    interface = find_interface(settings.transfer_host)
+    listening = at_interface(settings)
     loaded = await asyncio.to_thread(load_decoder, settings, load)
+    await serve_decoder(runtime, settings, loaded, name, listening)
+
+
+async def serve_decoder(
+    runtime: Runtime,
+    settings: Settings,
+    loaded: LoadedDecoder,
+    name: str,
+    listening: Listen,
+    thread: Executor | None = None,
+    device_clock: Callable[[], float] | None = None,
+) -> DecodeServer:
+    """Serve workers with a loaded decoder, until the runtime stops. Raises `OSError`.
+
+    `thread`: see `RoleServer`. `device_clock`: time on this thread. None: the runtime's.
+    """
     now = runtime.clock.monotonic
     decoder = CachedDecoder(loaded.decoder, loaded.device, CacheTable(loaded.room, KEEP_S), now)
     carries = partial(loaded.sessions, settings.real_time_margin)
     model, config, first_s = loaded.fingerprint, loaded.config, ChunkTime(loaded.seconds)
-    served = DecodeServer(name, model, config, decoder, key_of(settings), now, first_s, carries)
-    address = await serve_role(runtime, served, interface.address, settings.transfer_port, "decode server")
-    probe = partial(measured_again, loaded, now)
+    served = DecodeServer(name, model, config, decoder, key_of(settings), now, first_s, carries, thread)
+    address = await serve_role(runtime, served, listening, "decode server")
+    probe = partial(measured_again, loaded, device_clock or now)
     runtime.spawn(served.measure_idle(probe, MEASURED_CHUNKS), "decode time")
     log.info(
         "decode worker serves",
@@ -267,3 +258,4 @@ async def start_decode_worker(
         chunk_s=round(loaded.seconds, 4),
         sessions=served.sessions,
     )
+    return served

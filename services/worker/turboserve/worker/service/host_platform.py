@@ -22,6 +22,7 @@ from turboserve.worker.engine.gather import GATHER_POLICIES
 from turboserve.worker.engine.models import Models
 from turboserve.worker.media import EncoderSettings, FragmentEncoder
 from turboserve.worker.model.weights import named_weights
+from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.sequence_parallel.peers import HostDirectory
 from turboserve.worker.service.class_drivers import ClassDrivers
@@ -228,6 +229,10 @@ class HostPlatform:
             engine.device,
             engine.fingerprint,
         )
+
+    def role_ports(self) -> RolePorts:
+        """See `Platform.role_ports`."""
+        return RolePorts()
 
     def peers(self, directory: Path, worker: str) -> HostDirectory:
         """See `Platform.peers`."""

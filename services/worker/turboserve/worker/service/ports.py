@@ -16,6 +16,7 @@ from torch import Tensor
 from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.model.weight_manifest import WeightManifest
+from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.replicas.weight_filler import WeightFiller
 from turboserve.worker.sequence_parallel.peers import PeerNetwork
 from turboserve.worker.service.engine_commands import EngineCommand
@@ -174,6 +175,10 @@ class Platform(Protocol):
 
     def weight_network(self) -> TransferNetwork:
         """Create the network over which this worker gets weights before it has an engine."""
+        ...
+
+    def role_ports(self) -> RolePorts:
+        """Return how this worker reaches its decode workers and text workers."""
         ...
 
     def peers(self, directory: Path, worker: str) -> PeerNetwork:

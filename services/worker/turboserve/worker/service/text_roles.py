@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from turboserve import logs
 from turboserve.service import Runtime
@@ -11,11 +12,12 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.interface import TextEncoder
 from turboserve.worker.engine.models import Models
 from turboserve.worker.remote_decoding.frames import TensorSpec
+from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.remote_decoding.text_client import TextClient
 from turboserve.worker.remote_decoding.text_server import TextServer, encode_one
-from turboserve.worker.service.decode_roles import free_networks, key_of, serve_role
+from turboserve.worker.service.decode_roles import free_networks, key_of
+from turboserve.worker.service.role_serving import Listen, at_interface, serve_role
 from turboserve.worker.settings import Settings, addresses_of
-from turboserve.worker.transfer.interface import find_interface
 
 PROMPT = "a red circle moving left"
 """What is encoded to warm up."""
@@ -23,7 +25,7 @@ PROMPT = "a red circle moving left"
 log = logs.get("decoding")
 
 
-def encode_elsewhere(worker: str, engine: Engine, settings: Settings) -> TextClient:
+def encode_elsewhere(worker: str, engine: Engine, settings: Settings, ports: RolePorts) -> TextClient:
     """Have the engine's prompts encoded by the configured text workers. The engine must not run yet."""
     sample = TensorSpec.of(encode_one(engine.backend.text, PROMPT))
     client = TextClient(
@@ -34,6 +36,7 @@ def encode_elsewhere(worker: str, engine: Engine, settings: Settings) -> TextCli
         key_of(settings),
         settings.decode_timeout_s,
         sample.dtype,
+        ports.connect,
     )
     engine.text.remote = client
     return client
@@ -60,8 +63,25 @@ async def start_text_worker(
 
     Raises the errors of `load`, `InterfaceError` and `OSError`.
     """
-    interface = find_interface(settings.transfer_host)
+    listening = at_interface(settings)
     encoder, fingerprint = await asyncio.to_thread(load_encoder, settings, load)
-    served = TextServer(name, fingerprint, encoder, key_of(settings), runtime.clock.monotonic)
-    address = await serve_role(runtime, served, interface.address, settings.transfer_port, "text server")
+    await serve_encoder(runtime, settings, encoder, fingerprint, name, listening)
+
+
+async def serve_encoder(
+    runtime: Runtime,
+    settings: Settings,
+    encoder: TextEncoder,
+    fingerprint: str,
+    name: str,
+    listening: Listen,
+    thread: Executor | None = None,
+) -> TextServer:
+    """Serve workers with a loaded text encoder, until the runtime stops. `thread`: see `RoleServer`.
+
+    Raises `OSError`.
+    """
+    served = TextServer(name, fingerprint, encoder, key_of(settings), runtime.clock.monotonic, thread)
+    address = await serve_role(runtime, served, listening, "text server")
     log.info("text worker serves", worker=name, address=address)
+    return served
