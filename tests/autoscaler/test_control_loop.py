@@ -107,6 +107,24 @@ async def test_orders_that_cannot_be_read_are_no_orders() -> None:
     assert harness.loop.orders == ORDERS
 
 
+@pytest.mark.parametrize(("decoding", "told"), [(None, None), ((1, 6), 6), ((0, 0), 0)])
+async def test_the_store_is_told_how_many_sessions_decode_workers_carry(
+    decoding: tuple[int, int] | None, told: int | None
+) -> None:
+    harness, store = LoopHarness(), _Store()
+    usage = WorkerUsage(None, 1.0)
+    link = StoreLink(cast(Bus, store), VirtualClock(), Pool("p", lambda: "w"), usage, harness.loop)
+    await link.report()
+    known = None if decoding is None else dict(zip(("workers", "sessions"), decoding, strict=True))
+    load = {"model": harness.loop.model, "rho_max": 0.5, "required": 1, "waiting": 0, "capacity": 2}
+    feedback = LoadFeedback.model_validate(
+        {**load, "workers": 1, "decoding": known and {**known, "denoised": 4}}
+    )
+    harness.loop.on_feedback(feedback, 1.0)
+    await link.report()
+    assert [report.decode_sessions for report in store.reports] == [None, told]
+
+
 class _Store:
     """Keeps what was learned, as the state store does."""
 

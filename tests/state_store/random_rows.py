@@ -503,6 +503,7 @@ class RandomRows:
             maximum=self.random.randrange(3),
             absorbs=self.random.random() < 0.5,
             absorbs_at_maximum=self.random.random() < 0.5,
+            decode_sessions=self.random.choice((None, None, 0, 2, 5)),
             learned=self.maybe("learned"),
             recalls=self.random.random() < 0.5,
         )

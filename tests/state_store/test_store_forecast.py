@@ -126,6 +126,27 @@ async def test_a_session_whose_slot_comes_too_late_is_refused(
         assert refused.value.field == "admission_slot_s"
 
 
+async def test_admission_counts_coming_workers_as_far_as_decode_workers_have_time(api: Harness) -> None:
+    for name, carried, room in (("undivided", None, 8), ("carried", 5, 5), ("undecoded", 0, 2)):
+        await api.worker(name, capacity=2)
+        report = PoolReport(pool=name, model=name, maximum=4, decode_sessions=carried)
+        await api.bus.call(subjects.REPORT_POOL, report)
+        records = await asyncio.gather(*(api.create(name) for _ in range(9)), return_exceptions=True)
+        assert sum(not isinstance(record, BaseException) for record in records) == room
+        refused = [record for record in records if isinstance(record, BaseException)]
+        assert all(isinstance(error, NoCapacityError) for error in refused)
+
+
+def test_workers_that_bring_no_slots_end_no_wait() -> None:
+    # Two workers bring five slots each, beside the ten that are there.
+    given_ = outlook(starting=(95.0, 96.0), coming=2)
+    assert given_.limited(None) is given_
+    assert given_.limited(16) == outlook(starting=(95.0, 96.0), coming=2)
+    assert given_.limited(12) == outlook(starting=(95.0,), coming=1)
+    assert given_.limited(4) == outlook(starting=(), coming=0)
+    assert slot_in(10, given_.limited(4), 100.0) is None
+
+
 async def test_admission_counts_the_floor_only_where_workers_absorb_at_the_maximum(api: Harness) -> None:
     for name, always, room in (("growing", False, 2), ("always", True, 4)):
         worker = await api.worker(name, capacity=2, floor_capacity=4)

@@ -52,6 +52,11 @@ class CompositionLoop(ControlLoop):
         return self._composition.maxima()[self.model]
 
     @property
+    def decode_sessions(self) -> int | None:
+        """See `ControlLoop.decode_sessions`. Decode workers do not limit the number of workers here."""
+        return None
+
+    @property
     def further_models(self) -> dict[str, tuple[str, int]]:
         offers, found = self._composition.workers.offers, {}
         for model, maximum in self._composition.maxima().items():

@@ -93,6 +93,12 @@ class ControlLoop:
         """Whether workers may hold more than K sessions. Not before the orders are known."""
         return self.orders is not None and self.controller.absorbs
 
+    @property
+    def decode_sessions(self) -> int | None:
+        """Sessions that decode workers carry, by the last feedback. None: they do not limit the workers."""
+        feedback = self.controller.advisor.feedback_monitor.feedback
+        return None if feedback is None or feedback.decoding is None else feedback.decoding.sessions
+
     def tick(self, members: Iterable[PoolMember], now: float) -> None:
         """Feed the pool's members and the time. Called once a second."""
         members = list(members)

@@ -162,6 +162,7 @@ class StoreLink:
             maximum=self._loop.maximum,
             absorbs=self._loop.absorbs,
             absorbs_at_maximum=self._loop.controller.absorbs_at_maximum,
+            decode_sessions=self._loop.decode_sessions,
             process=self._process,
             pool_term=self._term.number,
             rentals=rentals,

@@ -264,6 +264,8 @@ pools = Table(
     Column("reported_at", Double, nullable=False),
     Column("absorbs", Boolean, nullable=False, server_default=text("false")),
     Column("absorbs_at_maximum", Boolean, nullable=False, server_default=text("false")),
+    # NULL: no decode workers limit the pool.
+    Column("decode_sessions", BigInteger),
     # The process that reports, and the processes that it has replaced.
     Column("process", Text),
     Column("former", JSONB, nullable=False, server_default=text("'[]'")),

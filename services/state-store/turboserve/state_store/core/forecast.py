@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WINDOW_S = 300.0
 """Time over which departures are counted, seconds."""
@@ -27,6 +27,16 @@ class Outlook:
     """Slots that a new worker brings: the largest K of the model's workers."""
     start_up_s: float | None
     """Mean time from launch to ready of the workers that run. None: not known."""
+
+    def limited(self, decode_sessions: int | None) -> Outlook:
+        """Return the outlook without workers for whose sessions decode workers have no time.
+
+        `decode_sessions`: sessions that the decode workers carry. None: no decode workers limit the pool.
+        """
+        if decode_sessions is None:
+            return self
+        useful = min(self.coming, -(-max(decode_sessions - self.ready_slots, 0) // self.slots))
+        return replace(self, coming=useful, starting=self.starting[:useful])
 
 
 def slots_free_in(needed: int, outlook: Outlook, arrivals_s: Sequence[float]) -> float | None:

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Double,
     Row,
+    ScalarSelect,
     Select,
     Text,
     Update,
@@ -51,6 +53,11 @@ TAKES_SLOT = or_(_HOLDS, WAITS)
 _TAKES = (WorkerPhase.STARTING.value, WorkerPhase.READY.value)
 
 
+def _decode_sessions(heard: ColumnElement[bool]) -> ScalarSelect[Any]:
+    """Sessions that the decode workers of pools carry. NULL: no decode workers limit them."""
+    return select(func.max(pools.c.decode_sessions)).where(heard).scalar_subquery()
+
+
 def _census_query(*, locks_tenant: bool) -> Select[Any]:
     session, tenant = bindparam("session", type_=Text), bindparam("tenant", type_=Text)
     model = bindparam("model", type_=Text)
@@ -73,7 +80,11 @@ def _census_query(*, locks_tenant: bool) -> Select[Any]:
     # A worker that still loads reports no capacity yet.
     ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
     coming = func.greatest(maximum - func.count().filter(ready), 0)
-    capacity = select(places + coming * func.greatest(largest, 1)).where(workers.c.model == model)
+    added = coming * func.greatest(largest, 1)
+    # All workers of a model ask the same decode workers. Present workers report no more than these carry.
+    carried = func.coalesce(_decode_sessions(heard), places + added)
+    added = func.least(added, func.greatest(carried - places, 0))
+    capacity = select(places + added).where(workers.c.model == model)
     wants, ours = TAKES_SLOT, sessions.c.tenant == tenant
     suspended = and_(ours, sessions.c.phase == Phase.SUSPENDED.value, not_(WAITS))
     # All counts in one pass over the live rows, by their index.
@@ -148,6 +159,7 @@ def _outlook_query() -> Select[Any]:
         func.greatest(maximum - func.count().filter(ready), 0).label("coming"),
         func.greatest(func.coalesce(func.max(workers.c.capacity), 1), 1).label("slots"),
         started.scalar_subquery().label("start_up_s"),
+        _decode_sessions(heard).label("decode_sessions"),
     ).where(workers.c.model == model)
 
 
@@ -223,7 +235,7 @@ class SqlAdmission:
             coming=coming,
             slots=slots,
             start_up_s=row.start_up_s,
-        )
+        ).limited(row.decode_sessions)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         found = await self._db.execute(_SLOTS_USED, {"worker": worker, "besides": besides})

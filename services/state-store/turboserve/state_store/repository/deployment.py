@@ -209,6 +209,7 @@ class SqlPools:
     async def reported(self, report: PoolReport, now: float) -> PoolOrders:
         news = {"model": report.model, "maximum": report.maximum, "reported_at": now}
         news |= {"absorbs": report.absorbs, "absorbs_at_maximum": report.absorbs_at_maximum}
+        news["decode_sessions"] = report.decode_sessions
         if report.learned is not None:
             news["learned"] = report.learned
         query = pg_insert(pools).values(id=report.pool, **news)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.shared_workers import declaring, shared_room
-from turboserve.simulation.runtime.rows.tables import SessionEntry
+from turboserve.simulation.runtime.rows.tables import PoolEntry, SessionEntry
 from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
@@ -38,6 +39,11 @@ def _left(entry: SessionEntry, since: float) -> bool:
         return entry.ended_at > since and entry.purged_at is None
     idle = record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING
     return idle and entry.suspended_at is not None and entry.suspended_at > since
+
+
+def _decode_sessions(pools: Iterable[PoolEntry]) -> int | None:
+    """Sessions that the decode workers of pools carry. None: no decode workers limit them."""
+    return max((pool.decode_sessions for pool in pools if pool.decode_sessions is not None), default=None)
 
 
 class MemoryAdmission:
@@ -73,7 +79,10 @@ class MemoryAdmission:
             absorbs = any(pool.absorbs_at_maximum for pool in pools)
             alone = [worker for worker in takes if worker.classes is None]
             held = (worker.most_sessions if absorbs else worker.capacity for worker in alone)
-            places = sum(held) + coming * largest
+            places, added = sum(held), coming * largest
+            if (carried := _decode_sessions(pools)) is not None:
+                added = min(added, max(carried - places, 0))
+            places += added
             several = declaring(db, model)
             if several:
                 room = shared_room(db, model, renewed_after, _TAKES, waits)
@@ -153,7 +162,7 @@ class MemoryAdmission:
                 coming=coming,
                 slots=slots,
                 start_up_s=sum(known) / len(known) if known else None,
-            )
+            ).limited(_decode_sessions(pools))
 
         return await db.execute(run)
 

@@ -109,6 +109,7 @@ class MemoryPools:
             now,
             report.absorbs,
             report.absorbs_at_maximum,
+            report.decode_sessions,
             learned=report.learned,
         )
 

@@ -148,6 +148,7 @@ class PoolEntry:
     reported_at: float
     absorbs: bool = False
     absorbs_at_maximum: bool = False
+    decode_sessions: int | None = None
     orders: Mapping[str, Any] = field(default_factory=dict)
     """Columns of the orders that are not at their default, as JSON."""
     process: str | None = None
