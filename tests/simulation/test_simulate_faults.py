@@ -11,6 +11,7 @@ import pytest
 from tests.simulation.simulate_scene import Scene, scene
 from turboserve.contracts.sessions import Decision, Phase
 from turboserve.simulation.faults import CALM, Faults, draw
+from turboserve.simulation.roles import with_role_faults
 from turboserve.simulation.runtime.device import backend
 from turboserve.simulation.scenario import run_scenario
 from turboserve.simulation.virtual_worker import VirtualWorker
@@ -21,7 +22,9 @@ UPDATES = Faults(new_weights=0.1, device_lost=0.05, hot_freeze=0.2, hot_slow=0.2
 
 
 def test_each_kind_is_drawn_in_some_of_sixty_seeds_and_missing_in_others() -> None:
-    climates = [draw(random.Random(f"climate {seed}")) for seed in range(80_000, 80_060)]
+    climates = [
+        with_role_faults(draw(random.Random(f"climate {seed}")), seed) for seed in range(80_000, 80_060)
+    ]
     for kind in dataclasses.fields(Faults):
         drawn = [getattr(climate, kind.name) for climate in climates]
         assert any(rate != getattr(CALM, kind.name) for rate in drawn), kind.name

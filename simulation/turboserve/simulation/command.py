@@ -29,6 +29,7 @@ from turboserve.simulation.scenario import (
     scale_of,
     with_classes,
     with_offers,
+    with_roles,
 )
 from turboserve.simulation.settings import (
     FIDELITY,
@@ -131,6 +132,10 @@ def run(
             "seed draws kinds of workers, their limits and prices. Workers lower no quality.",
         ),
     ] = False,
+    roles: Annotated[
+        bool,
+        typer.Option("--roles", help="With faults: workers that only denoise, decode workers, text workers."),
+    ] = False,
     failover: Annotated[
         bool,
         typer.Option(
@@ -154,6 +159,8 @@ def run(
     if (models > 1 or offers) and (mode is SimulationMode.CALM or fidelity not in (None, FIDELITY)):
         option = "--offers" if offers else "--models"
         raise typer.BadParameter(f"{option}: calm mode and --fidelity need workers of one model")
+    if roles and (models > 1 or mode is SimulationMode.CALM):
+        raise typer.BadParameter("--roles: calm mode and --models need workers of both roles")
     if host_sessions >= slots:
         raise typer.BadParameter(f"--host-sessions: {host_sessions} must be less than --slots, {slots}")
     if mode is SimulationMode.CALM:
@@ -180,8 +187,7 @@ def run(
     replaced = {"gather": gather, "rescue_horizon_s": rescue_horizon, "fidelity": fidelity}
     chosen = range(first, first + seeds) if seed is None else range(seed, seed + 1)
     began, began_cpu = time.monotonic(), time.process_time()
-    outcomes: list[ScenarioOutcome] = []
-    unequal: list[int] = []
+    outcomes, unequal = list[ScenarioOutcome](), list[int]()
     for each in chosen:
         scale = replace(
             scale_of(each, mechanisms),
@@ -193,6 +199,8 @@ def run(
             scale = with_offers(scale, each)
         elif models > 1:
             scale = with_classes(scale, each)
+        if roles:
+            scale = with_roles(scale, each)
         if failover:
             scale = scale.with_failover()
         outcome = run_scenario(each, seconds=seconds, scale=scale, keep_lines=trace)
@@ -222,8 +230,9 @@ def run(
             )
             if chosen != shipped
         )
-        + (" --offers" if offers else "")
-        + (" --failover" if failover else "")
+        + " --offers" * offers
+        + " --roles" * roles
+        + " --failover" * failover
     )
     return summary(outcomes, unequal, seconds, wall_s, cpu_s, options)
 
@@ -238,9 +247,7 @@ def summary(
 ) -> dict[str, Any]:
     """Sum up the outcomes of all seeds.
 
-    Args:
-        unequal: Seeds whose second run gave another trace.
-        options: Further options of the command that replays a seed.
+    `unequal`: seeds whose second run gave another trace. `options`: further ones of a replay's command.
     """
     violations = Counter(dict.fromkeys(INVARIANTS, 0))
     for outcome in outcomes:

@@ -63,6 +63,12 @@ class Faults:
     """Per second: new workers load another checkpoint from then on, and living workers are replaced."""
     host_full: float = 0.0
     """Probability that a suspension finds no room on the host."""
+    isolated: Mapping[str, float] = field(default_factory=dict)
+    """By service, per second: periods in which its connections to other workers carry nothing."""
+    slow_device: Mapping[str, float] = field(default_factory=dict)
+    """By service, per second: periods in which its device is slow."""
+    device_lost_of: Mapping[str, float] = field(default_factory=dict)
+    """By service other than `worker`, per second: its device fails."""
     transfer_fails: float = 0.0
     """Probability that a step of a transfer between workers fails, or (half the time) hangs."""
 

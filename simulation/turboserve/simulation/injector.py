@@ -13,6 +13,8 @@ BEAT_S = 0.5
 LONGEST_FREEZE_S = 12.0
 LONGEST_CUT_S = 14.0
 LONGEST_MUTE_S = 40.0
+SLOW = (3.0, 30.0)
+"""Choices for the factor by which a device is slow."""
 LONGEST_SERVER_S = 6.0
 """Maximum time for which a server is frozen, slow or full."""
 LONGEST_UNWRITTEN_S = 6.0
@@ -87,6 +89,9 @@ class FaultInjector:
             self._perhaps(faults.mute, lambda: world.mute(service, self._duration(LONGEST_MUTE_S)))
             self._perhaps(faults.device_lost, lambda: world.lose_device(service))
         self._perhaps(faults.crash.get(kind, 0.0), lambda: self._kill(service, "kill -9"))
+        self._perhaps(faults.isolated.get(kind, 0.0), lambda: self._isolate(service))
+        self._perhaps(faults.slow_device.get(kind, 0.0), lambda: self._slow_down(service))
+        self._perhaps(faults.device_lost_of.get(kind, 0.0), lambda: world.lose_device(service))
 
     def _freeze(self, service: ServiceProcess) -> None:
         if service.alive:
@@ -96,6 +101,19 @@ class FaultInjector:
         seconds = self._duration(LONGEST_CUT_S)
         self._world.trace.note("cut off", service.name, f"{seconds:.3f}")
         self._world.broker.cut_off(service.process, seconds)
+
+    def _isolate(self, service: ServiceProcess) -> None:
+        seconds = self._duration(LONGEST_CUT_S)
+        self._world.trace.note("isolated", service.name, f"{seconds:.3f}")
+        self._world.isolate(service, seconds)
+
+    def _slow_down(self, service: ServiceProcess) -> None:
+        world, seconds = self._world, self._duration(LONGEST_CUT_S)
+        factor = world.fault_random.choice(SLOW)
+        world.trace.note("slow device", service.name, f"{factor:g} {seconds:.3f}")
+        faults = world.role_workers[service.name].faults
+        faults.slowdown = factor
+        self._later(seconds, lambda: setattr(faults, "slowdown", 1.0))
 
     def _kill(self, service: ServiceProcess, why: str) -> None:
         if service.alive:
@@ -186,6 +204,8 @@ class FaultInjector:
         world.change_weights()
         for machine in world.machines.living():
             self._replace_later(machine.worker)
+        for service in world.living_role_workers():
+            self._replace_later(service)
 
     def _replace_later(self, worker: ServiceProcess) -> None:
         def replace() -> None:

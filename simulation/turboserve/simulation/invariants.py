@@ -13,10 +13,8 @@ from turboserve.simulation.class_checks import ClassChecks
 from turboserve.simulation.decision_checks import DecisionChecks
 from turboserve.simulation.log_checks import LogChecks, SimulatedViewer
 from turboserve.simulation.names import INVARIANTS
-from turboserve.simulation.runtime.loop import VirtualLoop
-from turboserve.simulation.runtime.rows.server import MemoryPostgres
+from turboserve.simulation.role_checks import RoleChecks, RoleDeployment
 from turboserve.simulation.runtime.rows.tables import Table
-from turboserve.simulation.settings import Scale
 from turboserve.simulation.tenants import TenantChecks, demands
 from turboserve.simulation.trace import EventTrace
 from turboserve.simulation.virtual_worker import VirtualWorker
@@ -28,21 +26,16 @@ ADMISSION_S = 1.0
 """Maximum number of violations that get a message."""
 
 
-class CheckedDeployment(Protocol):
+class CheckedDeployment(RoleDeployment, Protocol):
     """The deployment as the checks use it. `World` has its methods."""
 
-    loop: VirtualLoop
     trace: EventTrace
-    scale: Scale
-    postgres: MemoryPostgres
     capacity: dict[str, int]
     workers: dict[str, VirtualWorker]
     outside: dict[str, int]
 
-    def worker(self, name: str | None) -> VirtualWorker | None: ...
     def records(self) -> Iterator[SessionRecord]: ...
     def decision_of(self, record: SessionRecord) -> str | None: ...
-    def slots_used(self, worker: str) -> int: ...
     def most_slots(self, ending: int = 0) -> int: ...
     def leaders(self) -> list[str]: ...
 
@@ -61,6 +54,7 @@ class Checker:
         self.log = LogChecks(self)
         self.classes = ClassChecks(self, world)
         self.decisions = DecisionChecks(self, world, self.classes)
+        self.roles = RoleChecks(self, world)
         self.tenants = TenantChecks(self, world)
         self.migrations = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
@@ -118,6 +112,7 @@ class Checker:
             f" own={after.own_revision} next={after.next_chunk} target={after.target}"
         )
         self.tenants.committed(before, after)
+        self.roles.placed(before, after)
         if before is not None:
             self._owner(before, after)
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from turboserve.autoscaler.composition_loop import CompositionLoop
+from turboserve.autoscaler.control.decode_workers import are_limit
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.simulation.faults import Faults, draw
@@ -15,6 +16,7 @@ from turboserve.simulation.injector import FaultInjector
 from turboserve.simulation.mechanisms import Mechanisms, with_mechanisms, without_residency
 from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.pool_offers import draw_offers
+from turboserve.simulation.roles import draw_roles, with_role_faults
 from turboserve.simulation.session_classes import draw_classes
 from turboserve.simulation.settings import BEST, Scale
 from turboserve.simulation.tenants import with_tenants
@@ -99,6 +101,11 @@ def with_offers(scale: Scale, seed: int) -> Scale:
     return replace(scale, workers=least, most_workers=most)
 
 
+def with_roles(scale: Scale, seed: int) -> Scale:
+    """Return the deployment with decode workers, text workers, and workers that only denoise."""
+    return replace(scale, roles=draw_roles(seed, scale.models))
+
+
 def run_scenario(
     seed: int,
     *,
@@ -108,8 +115,10 @@ def run_scenario(
     keep_lines: bool = False,
 ) -> ScenarioOutcome:
     """Run `seconds` of virtual time under faults, wait for the world to settle, then end every session."""
-    climate = draw(random.Random(f"climate {seed}")) if faults is None else faults
-    world = World(seed, climate, scale or scale_of(seed), keep_lines)
+    climate, scale = draw(random.Random(f"climate {seed}")), scale or scale_of(seed)
+    if scale.roles is not None:
+        climate = with_role_faults(climate, seed)
+    world = World(seed, climate if faults is None else faults, scale, keep_lines)
     injector = FaultInjector(world)
     with quiet(world):
         users = Users(world)
@@ -185,6 +194,8 @@ def unsettled(world: World, users: Users) -> str | None:
         return f"{waiting} events are not published"
     if (missing := world.checker.unlogged()) is not None:
         return missing
+    if (beyond := world.checker.roles.unsettled()) is not None:
+        return beyond
     if world.autoscaler is None:
         return "no autoscaler runs"
     pool = world.autoscaler.pool
@@ -227,6 +238,10 @@ def _waits(world: World, record: SessionRecord) -> str | None:
         return f"it waits (last worker: {record.worker}) while workers with room absorb"
     if isinstance(control, CompositionLoop):
         return None if control.is_full(record.model) else "it waits while the pool can have a worker for it"
+    feedback = None if control is None else control.controller.advisor.feedback_monitor.feedback
+    if feedback is not None and are_limit(feedback):
+        # Another worker would divide what the decode workers carry.
+        return None
     if world.autoscaler is None or world.autoscaler.pool.target < world.scale.most_workers:
         return "it waits while the pool can grow"
     return None

@@ -16,14 +16,20 @@ from turboserve.gateway.auth.access import DEFAULT_TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.pool_offers import START_S
+from turboserve.simulation.roles import ROLES, RoleScale
 from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.session_classes import MODEL, SessionClasses
+from turboserve.simulation.slow_devices import (
+    REAL_TIME_MARGIN,
+    SLOW_FORWARD_S,
+    SLOWER_FORWARD_S,
+    forward_of,
+    ladder_of,
+)
 from turboserve.simulation.tenant_keys import key_set
 from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.subject_types import identity_of
-from turboserve.worker.engine.fidelity import Fidelity, most_chunks
-from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.settings import Settings as WorkerSettings
 
 S = TypeVar("S", bound=Settings)
@@ -42,17 +48,8 @@ FIDELITY = str(WorkerSettings.model_fields["fidelity"].default)
 """The policy of configurations that ships as the default."""
 BEST = "best"
 """The policy that lowers nothing."""
-SLOW_FORWARD_S = {1: 0.1, 4: 0.35}
-"""Latencies of a device that is too slow for the best configuration of more than one session."""
-SLOWER_FORWARD_S = {1: 0.25, 4: 0.9}
-"""Latencies of a device that is too slow for more than one session at the floor, too: rescues take place."""
-REAL_TIME_MARGIN = 0.95
-"""Share of a chunk's playing time that K sessions' chunks take on a device that absorbs, about."""
 ABSORBED = 2
 """Factor from K to the sessions for which such a device has memory. The floor carries more than that."""
-FORWARDS_OF = {4: 1.0, 2: 0.6, 1: 0.4}
-"""Number of denoising steps → time of a chunk, relative to the best configuration's."""
-QUALITIES = {4: 1.0, 2: 0.95, 1: 0.9}
 STATE_LAYERS = 4
 """Layers of a state on a device with more sessions than slabs."""
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
@@ -116,6 +113,8 @@ class Scale:
     in the slabs and wait in host memory."""
     state_copy_s: float = 0.1
     """Time of a copy of a state between slab and host, if `host_sessions` is not 0."""
+    roles: RoleScale | None = None
+    """Decode workers and text workers. None: the pool's workers compute everything."""
     tenants: int = 1
     """Number of tenants. With more than one, gateways need their keys."""
     tenant_limits: Mapping[str, float] = field(default_factory=dict)
@@ -211,7 +210,17 @@ class Scale:
             host_sessions=self.host_sessions,
             device="cpu",
             nats_password=PASSWORD,
+            **({} if self.roles is None else self.roles.home(self._models_of(slot))),
         ).model_copy(update=names)
+
+    def role_worker(self, name: str, kind: str, model: str) -> WorkerSettings:
+        """Return the settings of a decode worker or text worker."""
+        assert self.roles is not None
+        values = {**self.roles.home(model), "roles": ROLES[kind], "nats_password": PASSWORD}
+        made = self._of(
+            WorkerSettings, model=model, device="cpu", real_time_margin=REAL_TIME_MARGIN, **values
+        )
+        return made.model_copy(update={"worker_id": name, "nats_user": worker_user(identity_of(name))})
 
     def _models_of(self, member: str) -> str:
         """Return the classes of a worker in a pool member, with commas between them."""
@@ -229,8 +238,8 @@ class Scale:
         if self.fidelity == BEST:
             return profile
         slow_s = SLOWER_FORWARD_S if self.rescue_horizon_s > 0 else SLOW_FORWARD_S
-        forward_s = slow_s if slots == self.slots else _forward_of(profile, self.slots)
-        return replace(profile, forward_s=forward_s, ladder=_ladder(profile))
+        forward_s = slow_s if slots == self.slots else forward_of(profile, self.slots)
+        return replace(profile, forward_s=forward_s, ladder=ladder_of(profile))
 
     def with_host_sessions(self, profile: DeviceProfile) -> DeviceProfile:
         """Return the device with fewer slabs than sessions, if some of them are beyond the slabs."""
@@ -276,20 +285,3 @@ class Scale:
                 _made.clear()
             made = _made[kind, text] = kind(_env_prefix=NO_VARIABLES, **values)  # type: ignore[call-arg]
         return cast(S, made)
-
-
-def _forward_of(profile: DeviceProfile, capacity: int) -> dict[int, float]:
-    """Return latencies of a device that serves `capacity` sessions in real time, and not one more."""
-    chunk_s = REAL_TIME_MARGIN**2 * profile.config.chunk_media_s
-    forward_s = (chunk_s - profile.decode_s[1]) / (profile.denoising + 1)
-    return {size: forward_s * (0.4 + 0.6 * size / capacity) for size in (1, profile.slabs)}
-
-
-def _ladder(profile: DeviceProfile) -> FidelityLadder:
-    config = profile.config
-    window = most_chunks(config)
-    rungs = tuple(
-        Rung(Fidelity(steps, window), config.chunk_forwards * share, QUALITIES[steps])
-        for steps, share in FORWARDS_OF.items()
-    )
-    return FidelityLadder(rungs, floor=min(QUALITIES.values()))

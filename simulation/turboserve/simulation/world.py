@@ -25,6 +25,7 @@ from turboserve.simulation import observe
 from turboserve.simulation.faults import CALM, Faults
 from turboserve.simulation.invariants import Checker
 from turboserve.simulation.provider import Machines, SimulatedProvider
+from turboserve.simulation.role_workers import RoleWorker
 from turboserve.simulation.runtime.broker import FaultyNetwork, MemoryClient, Network
 from turboserve.simulation.runtime.hot import MemoryHotStore
 from turboserve.simulation.runtime.process import current
@@ -77,6 +78,8 @@ class World(Servers):
         self.workers: dict[str, VirtualWorker] = {}
         self.outside: dict[str, int] = {}
         """Worker outside the pool → its position in `SessionClasses.outside`."""
+        self.role_workers: dict[str, RoleWorker] = {}
+        """Decode workers and text workers, by name."""
         self.weights = 1
         """Number of the checkpoint that workers load from now on."""
         self.machines = Machines(self._launch)
@@ -130,6 +133,8 @@ class World(Servers):
         ):
             for number in range(1, count + 1):
                 self._start(f"{kind}-{number}", kind)
+        for place in () if scale.roles is None else scale.roles.places:
+            self._start_role_worker(place)
         if scale.classes is not None:
             for number in range(len(scale.classes.outside)):
                 self._start_outside(number)
@@ -216,6 +221,9 @@ class World(Servers):
         if service.kind == "worker":
             self.later(delay_s, self._start_outside, self.outside[service.name])
             return
+        if (role := self.role_workers.get(service.name)) is not None:
+            self.later(delay_s, self._start_role_worker, role.place)
+            return
         self.later(delay_s, self._start, service.name, service.kind)
 
     # Workers
@@ -232,6 +240,26 @@ class World(Servers):
         self.outside[name] = number
         settings = self.scale.outside(name, self.scale.classes.outside[number])
         self._services[place] = self._launch_worker(name, settings)
+
+    def _start_role_worker(self, place: str) -> None:
+        """Start a decode worker or text worker. As a new process, it has a new id and the same address."""
+        roles = self.scale.roles
+        assert roles is not None
+        kind, model = roles.places[place].kind, roles.places[place].model
+        life = self._incarnations[place] = self._incarnations.get(place, 0) + 1
+        name = f"{place.replace('-', '')}_{life}"
+        load_s = self.random.uniform(*START_S)
+        profile = self.scale.profiles(load_s, (model,), self.weights)[model]
+        worker = self.role_workers[name] = RoleWorker(place, kind, roles, profile, self.fabric)
+        settings = self.scale.role_worker(name, kind, model)
+        service = ServiceProcess(self, name, kind, settings, worker.start, self._skew())
+        self._services[place] = service
+        self._begin(service)
+
+    def living_role_workers(self) -> list[ServiceProcess]:
+        """Return the processes of decode workers and text workers that live."""
+        places = () if self.scale.roles is None else self.scale.roles.places
+        return [self._services[place] for place in places if self._services[place].alive]
 
     def _launch_worker(self, name: str, settings: WorkerSettings) -> ServiceProcess:
         faults, chance = self.faults, self.random
@@ -266,7 +294,17 @@ class World(Servers):
     def lose_device(self, service: ServiceProcess) -> None:
         """Make every use of the worker's device fail from now on."""
         self.trace.note("device lost", service.name)
-        self.workers[service.name].lose_device()
+        if (role := self.role_workers.get(service.name)) is not None:
+            role.faults.lost = True
+        else:
+            self.workers[service.name].lose_device()
+
+    def isolate(self, service: ServiceProcess, seconds: float) -> None:
+        """Let the connections between the worker and others carry nothing for a while."""
+        role = self.role_workers.get(service.name)
+        name = service.name.replace("_", "-") if role is None else role.place
+        until = self.loop.time() + seconds
+        self.fabric.cut_until[name] = max(self.fabric.cut_until.get(name, 0.0), until)
 
     def change_weights(self) -> None:
         """Make workers that start from now on load another checkpoint."""
@@ -291,6 +329,10 @@ class World(Servers):
         self.faults = CALM
         for worker in self.workers.values():
             worker.repair_device()
+        for role in self.role_workers.values():
+            role.faults.slowdown = 1.0
+            role.faults.lost = role.faults.failed
+        self.fabric.cut_until.clear()
         super().repair()
 
     # Looking
@@ -355,6 +397,8 @@ class World(Servers):
             "offloads": sum(worker.residency.offloads for worker in self.workers.values()),
             "returns": sum(worker.residency.returns for worker in self.workers.values()),
             "late_returns": sum(worker.residency.late_returns for worker in self.workers.values()),
+            "decoded": sum(r.decodes.decoded for r in self.role_workers.values() if r.decodes is not None),
+            "encoded": sum(r.encodes.encoded for r in self.role_workers.values() if r.encodes is not None),
             "workers": len(self.workers),
             "kills": self.kills,
         }

@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from turboserve.simulation.runtime.handles import VirtualFuture, VirtualHandle, VirtualTask, VirtualTimer
@@ -31,6 +32,7 @@ from turboserve.simulation.runtime.process import (
     enter,
     unwind,
 )
+from turboserve.simulation.runtime.threads import TimedThread
 
 T = TypeVar("T")
 
@@ -136,14 +138,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call `func` on the loop, in its turn: there are no threads."""
+        """Call `func` on the loop, in its turn: there are no threads. On a `TimedThread`, it takes time."""
         future: asyncio.Future[T] = self.create_future()
+
+        def over(result: T) -> None:
+            if not future.cancelled():
+                future.set_result(result)
 
         def call() -> None:
             if future.cancelled():
                 return
             try:
-                future.set_result(func(*args))
+                if isinstance(executor, TimedThread):
+                    result, over_at = executor.run(partial(func, *args))
+                    self.call_at(over_at, over, result)
+                else:
+                    future.set_result(func(*args))
             except Exception as error:
                 future.set_exception(error)
 

@@ -33,12 +33,12 @@ from turboserve.simulation.runtime.device.pages import (
 )
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.device.work import VirtualChunk, VirtualPass, VirtualTransfer
-from turboserve.worker.engine.backend import Decoded, Decoding
+from turboserve.worker.engine.backend import Decoded, Decoding, JobExecutor
 from turboserve.worker.engine.context_forwards import ReplayPart
 from turboserve.worker.engine.control_encoder import ControlEncoder
 from turboserve.worker.engine.errors import HostPoolFullError
 from turboserve.worker.engine.gather import LatencyProfile
-from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec
+from turboserve.worker.engine.interface import EngineOptions, Rebuild, SessionSpec, TextEncoder
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Extent, HostPool, Slab, SlabLayout, SlabPool
 from turboserve.worker.engine.rebuild import check_rebuild, plan_rebuild
@@ -103,7 +103,7 @@ class VirtualBackend:
         """Create a backend. Raises `BudgetTooSmallError`."""
         self.config, self.fingerprint = profile.config, _fingerprint(profile.config, profile.weights)
         self.device = torch.device("cpu")
-        self.text = _Text(self, LatencyProfile(profile.text_s))
+        self.text: TextEncoder = _Text(self, LatencyProfile(profile.text_s))
         self.controls: ControlEncoder | None = None
         self.pool = SlabPool(SlabLayout.of(self.config, DTYPE), options.slab_bytes, self.device)
         self.state_host_bytes = state_size(profile)
@@ -128,7 +128,7 @@ class VirtualBackend:
             raise DEVICE_LOST[0]("the virtual device is lost")
         self._clock.advance(seconds * self._faults.slowdown)
 
-    def executor(self, name: str, wakeup: Wakeup) -> VirtualStreamExecutor[Any]:
+    def executor(self, name: str, wakeup: Wakeup) -> JobExecutor[Any]:
         """See `Backend.executor`."""
         return VirtualStreamExecutor(self._clock, self._loop, wakeup, self._profile.overlaps)
 

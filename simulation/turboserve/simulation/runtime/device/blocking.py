@@ -32,7 +32,7 @@ class BlockingCalls:
         thread = greenlet(call)
         # A context can be entered once at a time, and the caller is in this one.
         thread.gr_context = copy_context()
-        thread.switch()
+        self._switch(thread)
 
     def wait(self, until: float) -> None:
         """Wait until that time of the loop, or until `wake`. Only within a call."""
@@ -55,4 +55,8 @@ class BlockingCalls:
     def _resume(self) -> None:
         thread, self._waiting, self._handle = self._waiting, None, None
         assert thread is not None
+        self._switch(thread)
+
+    def _switch(self, thread: greenlet) -> None:
+        """Let the call go on, up to its next wait."""
         thread.switch()

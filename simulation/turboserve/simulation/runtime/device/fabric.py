@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -60,11 +61,18 @@ class TransferFabric:
         """Workers of each host that lend each other their devices."""
         self.groups: dict[str, object] = {}
         """Ends of groups of two that wait for their other end, by the group's name."""
+        self.cut_until: dict[str, float] = {}
+        """Worker's name → time until which its connections carry nothing."""
         self._links = 0
 
     def chance(self, of: float) -> bool:
         """Draw whether a fault of this probability occurs."""
         return of > 0 and self.random.random() < of
+
+    def carries_at(self, ends: Iterable[str]) -> float:
+        """Return the time from which a connection between these workers carries messages; 0.0: from now."""
+        cut = self.cut_until
+        return max((cut.get(end, 0.0) for end in ends), default=0.0) if cut else 0.0
 
     def new_link(self) -> str:
         """Return a new unique name."""

@@ -23,8 +23,12 @@ PORT = 4711
 class Pipe:
     """One direction of a connection."""
 
-    def __init__(self, fabric: TransferFabric, reader: asyncio.StreamReader) -> None:
+    def __init__(
+        self, fabric: TransferFabric, reader: asyncio.StreamReader, ends: tuple[str, str] = ("", "")
+    ) -> None:
+        """`ends`: names of the workers at both ends."""
         self.fabric, self.reader = fabric, reader
+        self._ends = ends
         self.shutdown_connections: Callable[[], None] = lambda: None
         """Breaks both directions."""
         self.silent = False
@@ -51,7 +55,13 @@ class Pipe:
         """Break the connection, as its reader sees it."""
         if not self._closed:
             self._closed = True
-            self.reader.set_exception(ConnectionResetError("the connection was reset"))
+            if self.fabric.carries_at(self._ends) > self.fabric.loop.time():
+                self._later(self._break)
+            else:
+                self._break()
+
+    def _break(self) -> None:
+        self.reader.set_exception(ConnectionResetError("the connection was reset"))
 
     def read_no_more(self) -> None:
         """Drop what is still on its way, because the reading side has closed its socket."""
@@ -62,7 +72,8 @@ class Pipe:
     def _later(self, arrive: Callable[[], None]) -> None:
         loop = self.fabric.loop
         delay = self.fabric.random.expovariate(1.0 / self.fabric.delay_s) if self.fabric.delay_s else 0.0
-        self._free_at = max(self._free_at, loop.time() + delay)
+        # What is lost meanwhile is sent again.
+        self._free_at = max(self._free_at, loop.time() + delay, self.fabric.carries_at(self._ends))
         loop.call_at(self._free_at, self._arrive, arrive, context=Context())
 
     def _arrive(self, arrive: Callable[[], None]) -> None:
@@ -144,7 +155,8 @@ async def open_connection(
     `own`: name of this end for the other. `address`: the other's, for errors.
     """
     process = current() or fabric.loop.world
-    await asyncio.sleep(fabric.delay_s)
+    ends = own, host
+    await asyncio.sleep(max(fabric.delay_s, fabric.carries_at(ends) - fabric.loop.time()))
     there = listeners.get(host)
     if there is None or not there.process.alive:
         raise ConnectionRefusedError(f"{address} refuses")
@@ -152,7 +164,7 @@ async def open_connection(
         if fabric.chance(fabric.faults.silent):
             await asyncio.sleep(math.inf)
         raise ConnectionResetError(f"{address} closed the connection")
-    to_server, to_client = (Pipe(fabric, asyncio.StreamReader(loop=fabric.loop)) for _ in range(2))
+    to_server, to_client = (Pipe(fabric, asyncio.StreamReader(loop=fabric.loop), ends) for _ in range(2))
 
     def shutdown_connections() -> None:
         to_server.reset()

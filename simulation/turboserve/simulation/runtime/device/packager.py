@@ -25,10 +25,11 @@ class VirtualEncoder:
     def encode(self, ready: ChunkReady, first_frame: int, fps: int) -> EncodedChunk:
         """See `ChunkEncoder.encode`."""
         self._clock.advance(self._seconds)
-        latents = _latents(ready)
+        shown: object = ready.frames
+        assert isinstance(shown, Latents)
         return EncodedChunk(
             init=INIT,
-            fragment=ChunkContents(latents.parent, latents.number).to_bytes(),
+            fragment=ChunkContents(shown.parent, shown.number).to_bytes(),
             codec="avc1.virtual",
             width=2,
             height=2,

@@ -12,10 +12,19 @@ from torch import Tensor
 
 from turboserve.simulation.runtime.device.contents import Embedding, Latents, VirtualState
 from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.worker.engine.decode_jobs import CacheApart
 from turboserve.worker.engine.errors import SnapshotRejectedError
 from turboserve.worker.engine.kv_ring import KVRing
 from turboserve.worker.engine.memory import Extent, Slab, aligned
-from turboserve.worker.engine.snapshot import VERSION, Snapshot, fidelity_of, fixed_of, floor_of, pinned_of
+from turboserve.worker.engine.snapshot import (
+    APART_VERSION,
+    VERSION,
+    Snapshot,
+    fidelity_of,
+    fixed_of,
+    floor_of,
+    pinned_of,
+)
 from turboserve.worker.engine.state_pages import IdentityStamp, Page
 from turboserve.worker.model.config import ModelConfig
 
@@ -47,8 +56,11 @@ def pages_of_tensors(tensors: Mapping[str, Tensor], stamp: object) -> list[Page]
     return [Page("numbers", (numbers,), stamp), Page("window", (window,), IdentityStamp(window))]
 
 
-def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab, config: ModelConfig) -> VirtualState:
-    """Return the state that a header and its first page describe."""
+def restore(
+    header: Mapping[str, Any], numbers: Tensor, slab: Slab, config: ModelConfig, *, apart: bool = False
+) -> VirtualState:
+    """Return the state that a header and its first page describe. `apart`: without a decoder's cache."""
+    cache: dict[str, Tensor] = CacheApart() if apart else {}
     number, count, *rest = _NUMBERS.unpack(numbers.numpy().tobytes())
     recent = [Latents(*rest[3 * place : 3 * place + 3]) for place in range(count)]
     return VirtualState(
@@ -66,7 +78,7 @@ def restore(header: Mapping[str, Any], numbers: Tensor, slab: Slab, config: Mode
         control_seq=int(header["control_seq"]),
         next_chunk=int(header["next_chunk"]),
         recent=[latents.tensor for latents in recent],
-        decoder_cache={} if header["decoding"] else None,
+        decoder_cache=cache if header["decoding"] else None,
         number=number,
     )
 
@@ -76,6 +88,8 @@ class VirtualBuffer:
 
     def __init__(self, slab: Slab | None, extent: Extent | None, model: str, profile: DeviceProfile) -> None:
         """Pass `slab` for a session that arrives on the device, `extent` for one that arrives suspended."""
+        self.apart = False
+        """Whether states have no decoder's cache."""
         self._slab, self.extent = slab, extent
         self._model, self._config = model, profile.config
         self._sizes = {"numbers": _NUMBERS.size, "window": profile.state_bytes}
@@ -107,7 +121,8 @@ class VirtualBuffer:
 
     def check(self, header: Mapping[str, Any], names: Iterable[str]) -> None:
         """See `ReceiveBuffer.check`."""
-        for field, wanted in (("version", VERSION), ("model", self._model)):
+        version = APART_VERSION if self.apart and header.get("decoding") else VERSION
+        for field, wanted in (("version", version), ("model", self._model)):
             if header.get(field) != wanted:
                 raise SnapshotRejectedError(field, header.get(field), wanted)
         if set(names) != self._sizes.keys() or self._pages.keys() != self._sizes.keys():
@@ -116,7 +131,7 @@ class VirtualBuffer:
     def state(self, header: Mapping[str, Any], names: Iterable[str]) -> VirtualState:
         """See `ReceiveBuffer.state`."""
         self.check(header, names)
-        return restore(header, self._pages["numbers"], self.slab, self._config)
+        return restore(header, self._pages["numbers"], self.slab, self._config, apart=self.apart)
 
     def snapshot(self, header: Mapping[str, Any], names: Iterable[str]) -> Snapshot:
         """See `ReceiveBuffer.snapshot`."""
