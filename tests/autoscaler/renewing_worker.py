@@ -28,7 +28,7 @@ async def start(runtime: service.Runtime) -> None:
         while True:
             report = LoadReport(
                 worker=worker,
-                model="quiet",
+                model=os.environ.get("TURBOSERVE_MODEL", "quiet"),
                 capacity=2,
                 phase=phase,
                 pid=os.getpid(),

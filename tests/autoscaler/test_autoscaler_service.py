@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.service_process import connected
 from tests.helpers.waiting import eventually
 from turboserve import subjects
+from turboserve.cli.embedded import NatsServer
 from turboserve.contracts.cost import GetCost
-from turboserve.contracts.pool import OrderPool, PoolMemberPhase
+from turboserve.contracts.pool import LoadFeedback, OrderPool, PoolMemberPhase
+from turboserve.contracts.workers import WorkerRecord
+from turboserve.tasks import stop
 
 PATIENT_S = 60.0
 """For an answer of the store on a busy machine."""
@@ -172,3 +177,85 @@ async def test_orders_size_and_cost_outlive_kill_9_of_the_autoscaler(autoscaler:
     cost = await autoscaler.bus.call(subjects.GET_COST, GetCost(), deadline_s=PATIENT_S)
     [pool] = [one for one in cost.pools if one.pool == name]
     assert 0 < pool.gpu_seconds <= 2 * (time.time() - began)
+
+
+OFFERS = """
+[kinds.any]
+price = 1
+most = 2
+start_s = 20
+switch_s = 10
+[[offers]]
+name = "one"
+kind = "any"
+model = "quiet"
+sessions = 2
+[[offers]]
+name = "two"
+kind = "any"
+model = "loud"
+sessions = 2
+"""
+
+
+async def test_a_switch_starts_the_other_model_in_the_place_of_the_worker_that_ends(
+    autoscaler: Any, nats_server: NatsServer, tmp_path: Path
+) -> None:
+    (tmp_path / "pool.toml").write_text(OFFERS)
+    autoscaler.variables |= {
+        "TURBOSERVE_POOL_FILE": str(tmp_path / "pool.toml"),
+        # The kind has room for two. So only a switch keeps to the one that is ordered.
+        "TURBOSERVE_POOL_OVERRIDE": "1",
+        "TURBOSERVE_SCALE_STALE_S": "60",
+    }
+    scheduler = await connected(nats_server, "scheduler")
+    wanted, most = {"quiet": 1, "loud": 0}, [0]
+
+    async def report() -> None:
+        while True:
+            for model, sessions in wanted.items():
+                load = LoadFeedback(
+                    model=model,
+                    rho_max=0.0,
+                    required=sessions,
+                    waiting=sessions,
+                    capacity=0,
+                    workers=0,
+                    at=time.time(),
+                )
+                await scheduler.publish(subjects.FEEDBACK, model, load)
+            most[0] = max(most[0], len(autoscaler.workers()))
+            await asyncio.sleep(0.3)
+
+    async def until(member: str) -> WorkerRecord:
+        await autoscaler.says(lambda s: [m.member for m in s.members if m.phase == "ready"] == [member])
+        found: dict[str, WorkerRecord] = await autoscaler.ready(1)
+        return found[member]
+
+    reports = asyncio.create_task(report())
+    try:
+        autoscaler.start()
+        pool = autoscaler.name
+        first = await until(f"{pool}-one-0")
+        wanted |= {"quiet": 0, "loud": 1}
+        second = await until(f"{pool}-two-0")
+        assert (first.model, second.model) == ("quiet", "loud")
+        assert first.id != second.id
+        assert await autoscaler.reason(first.id) == "drained"
+        assert most == [1]
+        decisions = autoscaler.status.scaling.decisions
+        [switch] = [one for one in decisions if one.action == "switch"]
+        assert switch.reason.startswith("switch one to two: ")
+        # The autoscaler dies in the midst of the next one. Its successor finds what lives, and goes on.
+        wanted |= {"quiet": 1, "loud": 0}
+        await autoscaler.says(lambda s: not any(m.phase == "ready" and m.wanted for m in s.members))
+        autoscaler.end(signal.SIGKILL)
+        autoscaler.status = None
+        autoscaler.start()
+        third = await until(f"{pool}-one-0")
+        assert third.model == "quiet"
+        assert await autoscaler.reason(second.id)
+        assert len(autoscaler.workers()) == 1
+    finally:
+        await stop(reports)
+        await scheduler.close()

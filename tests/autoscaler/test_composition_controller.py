@@ -61,7 +61,9 @@ def test_a_full_kind_switches_a_worker_that_no_session_needs() -> None:
     fleet.run(60)
     # One big worker has a place for all of them. Two small ones do not.
     assert fleet.sizes == {"both": 1}
-    assert fleet.reasons[0].startswith("release wide and hire both in its place")
+    assert fleet.reasons[0].startswith("switch wide to both: ")
+    first = next(one for one in fleet.controller.decisions if one.action is ScalingAction.SWITCH)
+    assert first.target == first.previous
 
 
 def test_a_peak_that_is_over_yields_to_a_session_that_waits() -> None:
@@ -159,7 +161,7 @@ def test_an_override_and_a_dry_run() -> None:
 def test_minimum_sizes_hold_and_k_is_remembered() -> None:
     offers = (replace(OFFERS[0], least=1), *OFFERS[1:])
     controller = CompositionController(POLICY, default_table(), offers, TERMS, {})
-    controller.handle(OffersObserved({"tiny": OfferState(1, capacity=7)}), 0.0)
+    controller.handle(OffersObserved({"tiny": OfferState(1, capacity={"light": 7})}), 0.0)
     handle(
         controller,
         FeedbackReceived(
@@ -170,12 +172,13 @@ def test_minimum_sizes_hold_and_k_is_remembered() -> None:
     assert controller.sizes == {"wide": 1, "tiny": 0, "both": 0}
     again = CompositionController(POLICY, default_table(), offers, TERMS, {})
     again.recall(controller.remember(0.0) or "", 0.0)
-    assert again.workers.capacity == {"wide": 4, "tiny": 7, "both": 12}
-    for changes in ({"model": "large"}, {"sessions": 2}, {"kind": "big"}):
+    known = {"wide": {"large": 4}, "tiny": {"light": 7}, "both": {"light": 12}}
+    assert again.workers.capacity == known
+    for changes in ({"sessions": {"large": 3}}, {"sessions": {"light": 2}}, {"kind": "big"}):
         changed = replace(OFFERS[1], **changes)
         third = CompositionController(POLICY, default_table(), (OFFERS[0], changed), TERMS, {})
         third.recall(controller.remember(0.0) or "", 0.0)
-        assert third.workers.capacity == {"wide": 4, "tiny": changed.sessions}
+        assert third.workers.capacity == {"wide": {"large": 4}, "tiny": changed.sessions}
     with pytest.raises(LearnedStateError, match="no K by offer"):
         again.recall("{}", 0.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from random import Random
 from typing import cast
@@ -43,21 +43,27 @@ class MemberLoop:
     """A loop whose pool's members the test sets."""
 
     loop_class: type[CompositionLoop] = CompositionLoop
+    offers: Sequence[PoolOffer] = OFFERS
+    terms: Mapping[str, Terms] = TERMS
 
     def __init__(self, sizes: dict[str, int], *members: PoolMember) -> None:
         self.members, self.now = list(members), 0.0
-        controller = CompositionController(POLICY, default_table(), OFFERS, TERMS, sizes)
+        self.switches: list[tuple[str, str]] = []
+        controller = CompositionController(POLICY, default_table(), self.offers, self.terms, sizes)
         self.workers = controller.workers
         self.sizes = controller.sizes
         self.loop = self.loop_class(
             controller,
             default_table(),
             None,
-            lambda sizes, reason: None,
+            lambda sizes, reason, switches: self.resized(sizes, switches),
             lambda: self.members,
             self.solve,
         )
         self.loop.ordered(PoolOrders(pool="p"), 0.0)
+
+    def resized(self, sizes: Mapping[str, int], switches: Sequence[tuple[str, str]]) -> None:
+        self.switches.extend(switches)
 
     def solve(self, problem: GoalProblem, answered: Callable[[GoalAnswered, float], None]) -> None:
         answered(answer_to(problem), self.now)
@@ -144,7 +150,7 @@ def test_no_more_free_workers_run_than_are_needed(prices: dict[str, float]) -> N
 def test_a_shortage_of_one_class_keeps_no_idle_worker_of_another() -> None:
     """One worker less is less than a gap of 0.5 % of the cost of the shortage."""
     capacity = {"xa": 1, "xb": 2, "ya": 6, "za": 8, "zb": 1}
-    offers = [PoolOffer(name, name[0], name[1], sessions) for name, sessions in capacity.items()]
+    offers = [PoolOffer(name, name[0], {name[1]: sessions}) for name, sessions in capacity.items()]
     prices = {"x": 3.7, "y": 1.0, "z": 2.9}
     terms = {kind: Terms(price, most=40, start_s=5.0, switch_s=5.0) for kind, price in prices.items()}
     sizes = {"xa": 0, "xb": 40, "ya": 40, "za": 8, "zb": 32}
@@ -203,10 +209,10 @@ def test_hardware_that_cannot_be_freed_is_not_used() -> None:
 def test_a_drain_with_sessions_may_wait_for_a_worker_of_its_model_alone() -> None:
     workers, none = OfferWorkers(OFFERS, TERMS), dict.fromkeys(("wide", "tiny", "both"), 0)
     workers.observe({"wide": OfferState(blocked=2)}, 0.0)
-    assert [workers.of_kind("big", none, model) for model in ("large", "light")] == [0, 2]
+    assert [workers.of_kind("big", none, offer) for offer in ("wide", "both")] == [0, 2]
     assert workers.maximum("large", none, {"light": 0}) == 2
     workers.observe({"wide": OfferState(stuck=1)}, 1.0)
-    assert [workers.of_kind("big", none, model) for model in ("large", "light")] == [1, 1]
+    assert [workers.of_kind("big", none, offer) for offer in ("wide", "both")] == [1, 1]
     assert workers.maximum("large", none, {"light": 0}) == 1
 
 

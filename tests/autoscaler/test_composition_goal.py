@@ -89,7 +89,7 @@ def test_an_answer_for_other_orders_or_workers_is_not_used() -> None:
     assert ordered is not None
     assert ordered.total == 0
     pool.controller.handle(SizeOverridden(None, "an operator"), pool.now)
-    pool.controller.handle(OffersObserved({"tiny": OfferState(1, capacity=7)}), pool.now)
+    pool.controller.handle(OffersObserved({"tiny": OfferState(1, capacity={"light": 7})}), pool.now)
     pool.answer(answer_to(ordered))
     latest = pool.controller.problem()
     assert latest is not None

@@ -230,6 +230,7 @@ class TestHearing:
             ({"rho_max": -1.0}, "rho_max_not_a_number"),
             ({"at": math.nan}, "time_not_a_number"),
             ({"waiting": 2}, "more_wait_than_are_required"),
+            ({"own_required": 2}, "own_sessions_implausible"),
             ({"capacity": 0}, "workers_without_capacity"),
             ({"required": -1}, "below_zero"),
         ],

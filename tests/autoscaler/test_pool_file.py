@@ -11,6 +11,7 @@ from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import SizesWanted, SizeWanted
+from turboserve.autoscaler.model_memory import OfferMemoryError
 from turboserve.autoscaler.pool_file import PoolFile
 from turboserve.autoscaler.pool_start import control_of, first_size
 from turboserve.autoscaler.providers.base import ProviderWorker
@@ -120,7 +121,21 @@ def test_each_kind_takes_its_own_part_of_a_cluster() -> None:
         ('name = "tiny"', 'name = "wide"', "offers: names differ"),
         ('name = "tiny"', 'name = "extra"', "offers: names differ, and none is 'extra'"),
         ('name = "tiny"', 'name = "no-dash"', "offers.1.name: "),
-        ('kind = "small"\nmodel = "toyworld-small"', 'kind = "big"\nmodel = "toyworld"', "offers: two have"),
+        (
+            'kind = "small"\nmodel = "toyworld-small"',
+            'kind = "big"\nmodels = ["toyworld"]',
+            "offers: two have",
+        ),
+        ('model = "toyworld-small"', "", "offers.1: tiny needs either model or models"),
+        ('model = "toyworld-small"', 'model = "a"\nmodels = ["b"]', "offers.1: tiny needs either"),
+        ('model = "toyworld-small"', 'models = ["a", "a"]', "offers.1: tiny: a model appears twice"),
+        ('model = "toyworld-small"', "models = []", "offers.1.models: "),
+        ("sessions = 3", "sessions = { toyworld = 1 }", "offers.1: tiny: sessions has other models"),
+        (
+            'settings = { TURBOSERVE_WORKER_MAX_SESSIONS = "4" }',
+            'memory_bytes = 9\nsettings = { TURBOSERVE_MEMORY_BYTES = "4" }',
+            "offers: wide has memory_bytes of its kind and TURBOSERVE_MEMORY_BYTES",
+        ),
         ("least = 1", "least = 3", "offers: the minimum of the kind big is 3, its maximum 2"),
         ('model = "toyworld-small"', 'model = "toyworld,toyworld-small"', "offers.1.model: "),
     ],
@@ -169,3 +184,92 @@ def test_the_documented_file_is_valid() -> None:
     file = PoolFile.parse(page.partition("```toml\n")[2].partition("```")[0])
     assert file.composed
     assert file.limits == (1, 6)
+
+
+SEVERAL = """
+[kinds.big]
+price = 4.0
+most = 2
+memory_bytes = 1000
+
+[kinds.small]
+price = 1.0
+most = 3
+
+[memory.toyworld]
+weight_bytes = 300
+workspace_bytes = 20
+state_bytes = 80
+
+[memory.toyworld-small]
+weight_bytes = 200
+state_bytes = 30
+
+[[offers]]
+name = "wide"
+kind = "big"
+model = "toyworld"
+sessions = 4
+
+[[offers]]
+name = "both"
+kind = "big"
+models = ["toyworld-small", "toyworld"]
+sessions = { toyworld-small = 6, toyworld = 4 }
+
+[[offers]]
+name = "free"
+kind = "small"
+models = ["toyworld", "toyworld-small"]
+sessions = 5
+"""
+
+
+def test_workers_of_an_offer_serve_all_its_models_within_their_memory() -> None:
+    read = settings(SEVERAL)
+    assert read.pool_file is not None
+    assert read.models == ("toyworld", "toyworld-small")
+    offers = {offer.name: offer.sessions for offer in read.pool_file.pool_offers}
+    # The weights leave 250 bytes to each model: 20 and two states, or eight states.
+    assert offers["both"] == {"toyworld-small": 6, "toyworld": 2}
+    assert tuple(offers["both"]) == ("toyworld-small", "toyworld")
+    assert offers["wide"] == {"toyworld": 4}
+    assert offers["free"] == {"toyworld": 5, "toyworld-small": 5}
+    assert member_environment(read, "local-both-0")["TURBOSERVE_MODEL"] == "toyworld-small,toyworld"
+    assert member_environment(read, "local-both-0")["TURBOSERVE_MEMORY_BYTES"] == "1000"
+    assert "TURBOSERVE_MEMORY_BYTES" not in member_environment(read, "local-free-0")
+    for provider in ("ray", "kubernetes"):
+        more = {} if provider == "ray" else {"kubernetes_pod_template": "pod.yaml"}
+        there = settings(SEVERAL, provider=provider, **more)
+        assert member_pod(there, "local-both-1").variables["TURBOSERVE_MODEL"] == "toyworld-small,toyworld"
+        needs = member_needs(there)
+        assert needs.variables("local-free-1")["TURBOSERVE_MODEL"] == "toyworld,toyworld-small"
+    control = control_of(read, first_size(read, [], ()), POOL, lambda event: None, lambda *_: None)
+    # The rows of models are told apart, also if both are of one offer.
+    assert control.further_models == {"both": ("toyworld-small", 5)}
+
+
+def test_models_that_do_not_fit_into_a_worker_are_refused_with_the_bytes(tmp_path: Path) -> None:
+    fault = "offers: both needs 700 bytes for its models and one session of each, with equal parts as large "
+    fault += "as toyworld needs; memory_bytes of its kind is 699"
+    text = SEVERAL.replace("memory_bytes = 1000", "memory_bytes = 699")
+    with pytest.raises(OfferMemoryError) as error:
+        PoolFile.parse(text)
+    assert str(error.value) == fault
+    assert (error.value.offer, error.value.needed, error.value.memory) == ("both", 700, 699)
+    path = tmp_path / "pool.toml"
+    path.write_text(text)
+    with pytest.raises(OfferMemoryError) as of_file:
+        PoolFile.read(path)
+    assert str(of_file.value) == f"{path}: {fault}"
+    path.write_text(text.replace("699", "700"))
+    assert PoolFile.read(path).pool_offers[1].sessions == {"toyworld-small": 3, "toyworld": 1}
+
+
+def test_a_file_of_one_offer_with_several_models_is_a_plain_pool_of_such_workers() -> None:
+    text = SEVERAL[: SEVERAL.index("[[offers]]")] + SEVERAL[SEVERAL.rindex("[[offers]]") :]
+    one = settings(text)
+    control = control_of(one, first_size(one, [], ()), POOL, lambda event: None, lambda *_: None)
+    assert type(control) is ControlLoop
+    assert (control.model, one.models) == ("toyworld", ("toyworld", "toyworld-small"))
+    assert member_environment(one, "local-0")["TURBOSERVE_MODEL"] == "toyworld,toyworld-small"

@@ -186,9 +186,9 @@ def test_the_load_of_a_worker_counts_sessions_of_all_classes_in_those_of_the_fir
     bench.pass_time(10.0)
     newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
     # 1/2 + 1/6 of the worker: 4/3 of two large sessions, four of six small ones.
-    assert (newest["m"].required, newest["m"].capacity) == (2, 2)
+    assert (newest["m"].required, newest["m"].own_required, newest["m"].capacity) == (2, 1, 2)
     assert newest["m"].rho_max == pytest.approx(2 / 3)
-    assert (newest["n"].required, newest["n"].capacity) == (4, 6)
+    assert (newest["n"].required, newest["n"].own_required, newest["n"].capacity) == (4, 1, 6)
     assert newest["n"].rho_max == pytest.approx(4 / 6)
 
 
@@ -199,7 +199,7 @@ def test_the_load_of_a_pool_is_rounded_up_once() -> None:
     bench.pass_time(10.0)
     newest = {one.feedback.model: one.feedback for one in bench.all(SendFeedback)}
     # 1/3 of a large session on each worker.
-    assert newest["m"].required == 1
+    assert (newest["m"].required, newest["m"].own_required) == (1, 0)
     assert newest["m"].rho_max == pytest.approx(1 / 6)
     assert newest["n"].required == 3
 

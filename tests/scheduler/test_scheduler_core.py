@@ -311,6 +311,7 @@ def test_the_feedback_counts_reservations_and_who_waits() -> None:
     mine, other = feedback["m"], feedback["other"]
     assert (mine.rho_max, mine.required, mine.waiting, mine.capacity, mine.workers) == (0.5, 2, 2, 4, 1)
     assert (other.rho_max, other.required, other.waiting, other.capacity) == (0.0, 1, 1, 0)
+    assert mine.own_required is other.own_required is None
     for place in bench.all(Place):
         bench.confirm(place, session(place.session))
     last = [report.feedback for report in bench.all(SendFeedback) if report.feedback.model == "m"][-1]

@@ -11,13 +11,14 @@ from tests.simulation.simulate_plants import SHORT_S, is_found
 from turboserve.autoscaler.control.pool_offers import OfferWorkers
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import SizesWanted
+from turboserve.autoscaler.pool_file import OfferEntry, PoolFile
 from turboserve.autoscaler.pool_members import PoolMember
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.simulation import command
 from turboserve.simulation.command import SimulationMode
 from turboserve.simulation.faults import CALM
 from turboserve.simulation.pool_offers import draw_offers, takes_places
-from turboserve.simulation.scenario import scale_of, with_offers
+from turboserve.simulation.scenario import run_scenario, scale_of, with_offers
 from turboserve.simulation.session_classes import NAMES
 
 LATER = [pytest.param(first, marks=pytest.mark.soak) for first in range(30_006, 30_030, 6)]
@@ -28,6 +29,18 @@ def test_no_seed_violates_anything(first: int) -> None:
     result = command.run(seeds=6, first=first, seconds=SHORT_S, offers=True)
     assert result["failing"] == []
     assert result["counts"]["chunks"] > 0
+
+
+@pytest.mark.parametrize("seed", [30_000, 30_003])
+def test_workers_of_an_offer_with_both_classes_violate_nothing(seed: int) -> None:
+    scale = with_offers(scale_of(seed), seed)
+    assert scale.pool_file is not None
+    shared = OfferEntry(name="shared", kind="either", models=scale.pool_file.models)
+    file = PoolFile(kinds=scale.pool_file.kinds, offers=(*scale.pool_file.offers, shared))
+    scale = replace(scale, pool_file=file)
+    assert scale.worker("w", "local-shared-0").models == file.models
+    outcome = run_scenario(seed, seconds=SHORT_S, scale=scale)
+    assert outcome.violations == {}
 
 
 def test_seeds_draw_classes_limits_and_prices() -> None:

@@ -112,7 +112,7 @@ least = 1
 [[offers]]
 name = "tiny"
 kind = "small"
-model = "toyworld-small"
+models = ["toyworld-small", "toyworld"]
 """
 
 
@@ -139,11 +139,12 @@ async def test_a_session_of_a_second_model_gets_a_worker_which_is_released_after
                 hired = next(one for one in pool["scaling"]["decisions"] if one["action"] == "out")
                 assert hired["reason"].startswith("hire tiny: toyworld-small: 1 session, ")
                 assert hired["numbers"]["workers tiny"] == 1
-                models = {one["id"]: one["model"] for one in (await read(api, "/v1/workers"))["workers"]}
+                workers = (await read(api, "/v1/workers"))["workers"]
+                models = {one["id"]: [each["model"] for each in one["classes"]] for one in workers}
                 members = {one["member"]: one["worker"] for one in pool["members"]}
                 assert {name: models[worker] for name, worker in members.items()} == {
-                    "local-world-0": "toyworld",
-                    "local-tiny-0": "toyworld-small",
+                    "local-world-0": ["toyworld"],
+                    "local-tiny-0": ["toyworld-small", "toyworld"],
                 }
                 assert (await viewer.get())["worker"] == members["local-tiny-0"]
 

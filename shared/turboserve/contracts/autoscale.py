@@ -153,7 +153,7 @@ class ScalingRecord(Contract):
 
     at: UnixSeconds
     action: Text
-    """One of out, in, hold, override, wake, limits, table."""
+    """One of out, in, hold, override, switch, wake, limits, table."""
     target: Count
     """Number of workers that the pool should have from now on."""
     previous: Count

@@ -30,7 +30,10 @@ class LoadFeedback(Contract):
     rho_max: float = Field(ge=0, le=1e6)
     """Largest (used + reserved) / K over all ready workers. 0 if no worker is ready."""
     required: Count
-    """N_req: number of sessions that have a worker or wait for one."""
+    """N_req: number of sessions that have a worker or wait for one. Those of other classes count, in slots of
+    this one, where workers serve both."""
+    own_required: Count | None = None
+    """Number of sessions in `required` that are of this class. None: all."""
     waiting: Count
     """Number of sessions in `required` without a worker."""
     capacity: Count

@@ -67,7 +67,8 @@ class PoolDecision(Contract):
     """When it was made, Unix seconds."""
     kind: Literal["scaling", "action"]
     action: Text = Field(max_length=64)
-    """Of `scaling`: one of out, in, hold, override, wake, limits, table. Of `action`: see `PoolAction`."""
+    """Of `scaling`: one of out, in, hold, override, switch, wake, limits, table. Of `action`: see
+    `PoolAction`."""
     target: Count | None = None
     """Number of workers from now on. None in this field and the next two: an action."""
     previous: Count | None = None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 
 from turboserve.autoscaler.composition_loop import STUCK_S
+from turboserve.autoscaler.control.class_demand import own_sessions
+from turboserve.autoscaler.control.session_places import with_place, without_place
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import SizesWanted
 from turboserve.autoscaler.pool_file import OfferEntry, PoolFile, WorkerKind
@@ -59,26 +62,31 @@ def takes_places(
     and that is not stale. `now`: the pool's time.
     """
     had, members = pool.sizes, list(pool.members.values())
-    fewer = {name: had[name] - size for name, size in event.sizes.items() if size < had.get(name, 0)}
+    # Those that wait for the place of another worker have none themselves.
+    waiting = Counter(member.offer for member in members if member.wanted and member.waits_for)
+    runs = {name: size - waiting[name] for name, size in had.items()}
+    fewer = {name: runs[name] - size for name, size in event.sizes.items() if size < runs.get(name, 0)}
     if sum(fewer.values()) > 1:
         return f"{fewer} workers leave at once"
     ending = [member for member in members if not member.wanted and not member.held]
     if fewer and any(now - member.since <= STUCK_S for member in ending):
         return f"a worker leaves before another one has ended: {event}"
-    before, after = dict.fromkeys(file.models, 0), dict.fromkeys(file.models, 0)
-    for offer in file.offers:
-        ready = serving(members, offer.name)
-        before[offer.model] += ready * sessions[offer.model]
-        # Workers that are not ready are given up first.
-        after[offer.model] += min(ready, event.sizes.get(offer.name, 0)) * sessions[offer.model]
-    for model in file.models if fewer else ():
-        names = {offer.name for offer in file.offers if offer.model == model}
+    if not fewer:
+        return None
+    required = {}
+    for model in file.models:
+        names = {offer.name for offer in file.offers if model in offer.served}
         ours = [member for member in members if member.offer in names]
-        required = max(
-            feedback[model].required if model in feedback else 0,
-            sum(member.sessions for member in ours),
+        required[model] = max(
+            own_sessions(feedback[model]) if model in feedback else 0,
+            sum(member.sessions_of(model) for member in ours),
             int(any(member.suspended for member in ours)),
         )
-        if after[model] < min(required, before[model]):
-            return f"{required} sessions of {model}, {after[model]} of {before[model]} places stay: {event}"
+    served = {offer.name: {model: sessions[model] for model in offer.served} for offer in file.offers}
+    ready = {name: serving(members, name) for name in served}
+    before = with_place([(served[name], ready[name]) for name in served], required)
+    # Workers that are not ready are given up first.
+    stay = [(served[name], min(ready[name], event.sizes.get(name, 0))) for name in served]
+    for model, count in without_place(stay, before).items():
+        return f"{required[model]} sessions of {model}, {count} of {before[model]} lose their place: {event}"
     return None

@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from turboserve.allocation.classes import SessionClass
 from turboserve.autoscaler.control.composition import Terms
 from turboserve.autoscaler.control.composition_controller import CompositionController
-from turboserve.autoscaler.control.composition_goal import (
-    CompositionGoal,
-    GoalAnswered,
-    GoalProblem,
-    answer_to,
-)
+from turboserve.autoscaler.control.composition_goal import CompositionGoal, GoalAnswered, GoalProblem
+from turboserve.autoscaler.control.composition_goal import answer_to as solved
 from turboserve.autoscaler.control.events import ControlTick, FeedbackReceived
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, OfferWorkers, PoolOffer
@@ -27,9 +24,10 @@ from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.mixed.composing import LONG_S
 from turboserve.experiments.mixed.family import CLASSES, MIXES, Matrix, matrix
 from turboserve.experiments.mixed.figures import percentile_of
+from turboserve.experiments.mixed.mixed_worker import MixedWorker, Visit
 from turboserve.experiments.mixed.snapshot import fluid_load
 from turboserve.scheduler.placement import PLACEMENTS, Demand, Placement
-from turboserve.scheduler.placement.pool import CHUNK_S, LatencyCurve
+from turboserve.scheduler.placement.pool import CHUNK_S
 from turboserve.scheduler.placement.types import Candidate
 
 TRACES: Mapping[str, tuple[float, Sequence[str]]] = {
@@ -45,33 +43,6 @@ LOAD = 0.6
 """Sessions as a part of what the whole pool serves of the trace's worst mix, in fractions of sessions."""
 DISK_S, PEERS_S = 50.0, 10.0
 """Time from the order of a worker until it serves, by OServe: reload, and ad hoc switch."""
-
-
-@dataclass(eq=False)
-class Visit:
-    """One session."""
-
-    model: str
-    came_at: float
-    leaves_at: float
-
-
-@dataclass(eq=False)
-class MixedWorker:
-    """One worker with one class."""
-
-    name: str
-    offer: PoolOffer
-    profile: Mapping[int, float]
-    """L(b), seconds."""
-    ready_at: float
-    leaving: bool = False
-    sessions: list[Visit] = field(default_factory=list)
-
-    @property
-    def latency_s(self) -> float:
-        """Latency of a chunk now, seconds."""
-        return LatencyCurve(self.profile, self.offer.sessions)(len(self.sessions))
 
 
 @dataclass
@@ -115,7 +86,7 @@ class _Pool:
             for k, mean in enumerate(means)
         }
         self._offers = {
-            f"k{k}c{j}": PoolOffer(f"k{k}c{j}", f"k{k}", one.name, capability.sessions[one])
+            f"k{k}c{j}": PoolOffer(f"k{k}c{j}", f"k{k}", {one.name: capability.sessions[one]})
             for k, capability in enumerate(of.capabilities)
             for j, one in enumerate(CLASSES)
         }
@@ -153,7 +124,8 @@ class _Pool:
         return dict(answer.found.sizes)
 
     def _worker(self, offer: str, ready_at: float) -> MixedWorker:
-        return MixedWorker(next(self._names), self._offers[offer], self._profiles[offer], ready_at)
+        [served] = self._offers[offer].sessions.items()
+        return MixedWorker(next(self._names), self._offers[offer], *served, self._profiles[offer], ready_at)
 
     def run(self, source: Random) -> SwitchingRun:
         arrivals, last = _visits(source, self._trace, self._number), self._trace[0]
@@ -188,14 +160,14 @@ class _Pool:
         self._workers = [one for one in self._workers if not one.leaving or one.sessions]
 
     def _place(self, sessions: Sequence[Visit], now: float, *, first: bool = True) -> list[Visit]:
-        """Place sessions on ready workers. Returns those for which there is no room."""
+        """Place sessions on ready workers. Returns those without room."""
         left, by_name = [], {one.name: one for one in self._workers if self._serves(one, now)}
         for one in sessions:
             candidates = [
                 Candidate(
                     worker=worker.name,
-                    model=worker.offer.model,
-                    capacity=worker.offer.sessions,
+                    model=worker.model,
+                    capacity=worker.capacity,
                     load=len(worker.sessions),
                     chunk_latency_s=worker.profile,
                 )
@@ -229,7 +201,7 @@ class _Pool:
             name: OfferState(
                 ready=sum(self._serves(one, now) for one in workers),
                 leaving=sum(one.leaving for one in workers),
-                sessions=sum(len(one.sessions) for one in workers),
+                sessions={self._offers[name].models[0]: sum(len(one.sessions) for one in workers)},
                 starting=sum(one.ready_at > now and not one.leaving for one in workers),
                 stable_since=0.0,
             )
@@ -244,7 +216,7 @@ class _Pool:
         self._resize(now)
 
     def _load(self, model: str, now: float) -> LoadFeedback:
-        own = [worker for worker in self._workers if worker.offer.model == model]
+        own = [worker for worker in self._workers if worker.model == model]
         waiting = sum(one.model == model for one in self._waiting)
         held = sum(len(worker.sessions) for worker in own)
         ready = [worker for worker in own if self._serves(worker, now)]
@@ -253,7 +225,7 @@ class _Pool:
             rho_max=0.0,
             required=held + waiting,
             waiting=waiting,
-            capacity=sum(worker.offer.sessions for worker in ready),
+            capacity=sum(worker.capacity for worker in ready),
             workers=len(ready),
             at=now,
         )
@@ -261,7 +233,8 @@ class _Pool:
     def _resize(self, now: float) -> None:
         for name, size in self._controller.sizes.items():
             own = [one for one in self._workers if one.offer.name == name and not one.leaving]
-            for _ in range(size - len(own)):
+            # Without room, one takes the place of a worker that has not ended yet.
+            for _ in range(min(size - len(own), self._room(name))):
                 self._workers.append(self._worker(name, now + self._start_s(name, now)))
                 self._found.started += 1
             # As the pool does: first a worker that is not ready, then that with the fewest sessions.
@@ -269,19 +242,21 @@ class _Pool:
             for worker in fewest[: max(len(own) - size, 0)]:
                 worker.leaving = True
 
+    def _room(self, offer: str) -> int:
+        kind = self._offers[offer].kind
+        return self._terms[kind].most - sum(one.offer.kind == kind for one in self._workers)
+
     def _start_s(self, offer: str, now: float) -> float:
         """Weights come from a worker that serves the model, also at another frame size."""
-        model = self._offers[offer].session_class.model
-        has_peer = any(
-            worker.ready_at <= now and worker.offer.session_class.model == model for worker in self._workers
-        )
-        return PEERS_S if self._mode == "peers" and has_peer else DISK_S
+        [model] = {SessionClass.of_name(one).model for one in self._offers[offer].models}
+        served = (SessionClass.of_name(one.model).model for one in self._workers if one.ready_at <= now)
+        return PEERS_S if self._mode == "peers" and model in served else DISK_S
 
 
 def _answer_to(problem: GoalProblem) -> GoalAnswered:
     """Solve without the limit of time, which would let the machine's load decide."""
     policy = replace(problem.policy, time_limit_s=LONG_S)
-    return replace(answer_to(replace(problem, policy=policy)), problem=problem)
+    return replace(solved(replace(problem, policy=policy)), problem=problem)
 
 
 def _visits(source: Random, trace: tuple[float, Sequence[str]], number: float) -> Iterator[Visit]:

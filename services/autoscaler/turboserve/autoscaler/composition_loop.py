@@ -9,7 +9,7 @@ from turboserve import logs
 from turboserve.autoscaler.control import events
 from turboserve.autoscaler.control.composition_controller import CompositionController
 from turboserve.autoscaler.control.composition_goal import GoalAnswered, GoalProblem
-from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState
+from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, PoolOffer, Switch
 from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.pool_members import PoolMember
 from turboserve.contracts.autoscale import ProfileTable
@@ -32,7 +32,7 @@ class CompositionLoop(ControlLoop):
         controller: CompositionController,
         shipped: ProfileTable,
         override: int | None,
-        resize: Callable[[Mapping[str, int], str], None],
+        resize: Callable[[Mapping[str, int], str, tuple[Switch, ...]], None],
         members: Callable[[], Iterable[PoolMember]],
         solve: Callable[[GoalProblem, Callable[[GoalAnswered, float], None]], None],
     ) -> None:
@@ -49,7 +49,7 @@ class CompositionLoop(ControlLoop):
     @property
     def maximum(self) -> int:
         """Number of workers that may serve the first model."""
-        return self._composition.maxima()[self.model]
+        return max(self._composition.maxima()[self.model] - self._counted_elsewhere(self.model), 0)
 
     @property
     def decode_sessions(self) -> int | None:
@@ -58,19 +58,34 @@ class CompositionLoop(ControlLoop):
 
     @property
     def further_models(self) -> dict[str, tuple[str, int]]:
-        offers, found = self._composition.workers.offers, {}
+        found = {}
         for model, maximum in self._composition.maxima().items():
             if model != self.model:
-                # A model may have a name as long as that of a row: the first of its offers has a short one.
-                first = next(name for name, offer in offers.items() if offer.model == model)
-                found[first] = model, maximum
+                found[self._row_name(model)] = model, max(maximum - self._counted_elsewhere(model), 0)
         return found
+
+    def _row_name(self, model: str) -> str:
+        """Return a name for a model's row. A model may have one that is as long as that of a row, so it is
+        that of its first offer, with the model's position there if it is not the first."""
+        offers = self._composition.workers.offers.values()
+        first = next(offer for offer in offers if model in offer.models)
+        position = first.models.index(model)
+        return f"{first.name}-{position}" if position else first.name
+
+    def _counted_elsewhere(self, model: str) -> int:
+        """Return how many ready workers serve the model and others before it.
+
+        The state store leaves out of a model's maximum the ready workers whose first class is the model, and
+        counts the room of workers of several classes apart.
+        """
+        offers, ready = self._composition.workers.offers, self._composition.workers.ready
+        return sum(ready[name] for name, offer in offers.items() if model in offer.models[1:])
 
     def is_full(self, model: str) -> bool:
         """Whether the pool has as many workers for a model as may serve it."""
         offers = self._composition.workers.offers
         sizes = self._composition.sizes
-        present = sum(sizes[name] for name, offer in offers.items() if offer.model == model)
+        present = sum(sizes[name] for name, offer in offers.items() if model in offer.models)
         return present >= self._composition.maxima()[model]
 
     def accepted(self, now: float) -> dict[str, LoadFeedback]:
@@ -86,31 +101,46 @@ class CompositionLoop(ControlLoop):
         if self.orders is None:
             return
         members = list(self._members())
-        states = {name: _state(members, name, now) for name in self._composition.sizes}
-        self._composition.handle(OffersObserved(states), now)
-        decision = self._composition.handle(event, now)
-        if decision is not None:
-            log.info("scaling", action=decision.action.value, target=decision.target, reason=decision.reason)
+        offers = self._composition.workers.offers.values()
+        states = {offer.name: _state(members, offer, now) for offer in offers}
+        decision = None
+        for each in (OffersObserved(states), event):
+            found = self._composition.handle(each, now)
+            if found is not None:
+                decision = found
+                log.info("scaling", action=found.action.value, target=found.target, reason=found.reason)
         sizes = dict(self._composition.sizes)
         if sizes != self._last_sizes:
             grown = any(size > self._last_sizes[name] for name, size in sizes.items())
             self._last_sizes = sizes
             with self._span(decision, now, grown=grown):
-                self._resize_offers(sizes, decision.reason if decision is not None else "the controller")
+                reason = decision.reason if decision is not None else "the controller"
+                self._resize_offers(sizes, reason, self._composition.switches())
         problem = self._composition.problem()
         if problem is not None:
             self._solve(problem, self._handle)
 
 
-def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
-    ours = [member for member in members if member.offer == offer]
+def _capacity(ready: Iterable[PoolMember], model: str) -> int | None:
+    return min((most for member in ready if (most := member.capacity_of(model))), default=None)
+
+
+def _state(members: Iterable[PoolMember], offer: PoolOffer, now: float) -> OfferState:
+    ours = [member for member in members if member.offer == offer.name]
     ready = [member for member in ours if member.wanted and member.phase is PoolMemberPhase.READY]
     failures = [
         member.failures for member in ours if member.wanted and member.phase is not PoolMemberPhase.READY
     ]
     ending = [member for member in ours if not member.wanted]
     stuck = [member for member in ending if now - member.since > STUCK_S]
-    blocked = sum(member.phase is PoolMemberPhase.DRAINING and member.held > 0 for member in stuck)
+    awaited = {member.waits_for for member in members if member.wanted and member.waits_for is not None}
+    switching = [member for member in ending if member.name in awaited]
+    switching_stuck = sum(member in stuck for member in switching)
+    blocked = sum(
+        member.phase is PoolMemberPhase.DRAINING and member.held > 0 and member.name not in awaited
+        for member in stuck
+    )
+    late = {member.name for member in members if not member.wanted and now - member.since > STUCK_S}
     unheard = sum(
         member.wanted
         and member.adopted
@@ -122,12 +152,14 @@ def _state(members: Iterable[PoolMember], offer: str, now: float) -> OfferState:
     return OfferState(
         ready=len(ready),
         leaving=len(ending) - len(stuck),
-        sessions=sum(member.sessions for member in ours),
+        switching=len(switching) - switching_stuck,
+        stranded=sum(member.wanted and member.waits_for in late for member in ours),
+        sessions={model: sum(member.sessions_of(model) for member in ours) for model in offer.models},
         suspended=sum(member.suspended for member in ours),
         failing=any(count >= FAILURES for count in failures),
-        capacity=min((member.own_capacity for member in ready if member.own_capacity), default=None),
+        capacity={model: least for model in offer.models if (least := _capacity(ready, model)) is not None},
         starting=sum(count < FAILURES for count in failures),
-        stuck=len(stuck) - blocked,
+        stuck=len(stuck) - blocked - switching_stuck,
         blocked=blocked,
         unheard=unheard,
         stable_since=max((at for at in ready_at if now - at >= STABLE_S), default=None),

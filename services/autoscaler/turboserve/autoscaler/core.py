@@ -33,9 +33,11 @@ from turboserve.autoscaler.pool_members import (
     LARGEST,
     RESERVED_OFFER,
     PoolMember,
+    end_waits,
     fit,
     member_name,
     parts_of,
+    switch,
 )
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
@@ -83,8 +85,10 @@ class Pool:
         match event:
             case SizeWanted(size, reason):
                 self._resize(size, reason, now)
-            case SizesWanted(sizes, reason):
+            case SizesWanted(sizes, reason, switches):
                 self._resize_offers(sizes, reason, now)
+                if self.adopted:
+                    switch(self.members, sizes, switches, self.name, now)
             case ProviderWorkersListed():
                 self._provider_workers_listed(event, now)
             case WorkersListed():
@@ -224,6 +228,7 @@ class Pool:
     def _row_of(self, member: PoolMember, row: WorkerRecord, ticket: int, now: float) -> None:
         member.listed = True
         member.sessions, member.suspended, member.incoming = row.sessions, row.suspended, row.incoming
+        member.classes = row.classes
         if row.phase is WorkerPhase.READY:
             member.capacity = row.capacity
         self._life.worker_reported(member, row.phase, now)
@@ -263,9 +268,11 @@ class Pool:
                 fit(self.members, size, self.name, now, offer)
             for member in list(self.members.values()):
                 self._life.step(member, now)
-                if member.phase is PoolMemberPhase.VACANT:
+                if member.phase is PoolMemberPhase.VACANT and not (member.wanted and member.waits_for):
                     # The member is not wanted; a wanted one would be RESERVING after the step.
                     del self.members[member.name]
+            for member in end_waits(self.members):
+                self._life.step(member, now)
         self._ask(ListProviderWorkers, now)
         self._ask(ListWorkers, now)
         for worker, reason in self._gone.due(now):

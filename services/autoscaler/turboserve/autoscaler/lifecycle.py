@@ -177,7 +177,7 @@ class Lifecycle:
             # Nearly always.
             return
         match member.phase:
-            case PoolMemberPhase.VACANT if member.wanted:
+            case PoolMemberPhase.VACANT if member.wanted and member.waits_for is None:
                 member.enter(PoolMemberPhase.RESERVING, now, "the pool wants a worker here")
                 self._tracker.send(Reserve(self._tracker.take(member), member.name))
             case PoolMemberPhase.BACKING_OFF if not member.wanted:

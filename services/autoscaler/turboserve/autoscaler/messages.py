@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from turboserve.autoscaler.control.pool_offers import Switch
 from turboserve.contracts.workers import LoadReport, WorkerRecord
 
 # Events
@@ -29,6 +30,8 @@ class SizesWanted:
 
     sizes: Mapping[str, int]
     reason: str
+    switches: tuple[Switch, ...] = ()
+    """Changes of the sizes that are switches: a new worker starts when another one has ended."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,17 @@ from pydantic import (
 from turboserve.allocation.classes import CLASSES_LIMIT
 from turboserve.autoscaler.control.composition import Terms
 from turboserve.autoscaler.control.pool_offers import PoolOffer
+from turboserve.autoscaler.model_memory import ModelMemory, OfferMemoryError, within_memory
 from turboserve.autoscaler.pool_members import LARGEST, RESERVED_OFFER
 from turboserve.contracts.base import Id
 from turboserve.environment import WORKER_SETTINGS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,15}$")]
+ENTRIES_LIMIT = 64
+"""Most models of all offers together. A model counts once for each offer that has it."""
 OWN_SETTINGS = frozenset({"TURBOSERVE_MODEL", "TURBOSERVE_WORKER_ID", "TURBOSERVE_POOL_MEMBER"})
 """Settings of a worker that its offer and its member decide."""
+MEMORY = "TURBOSERVE_MEMORY_BYTES"
 
 
 def _of_workers(settings: dict[str, str]) -> dict[str, str]:
@@ -37,6 +41,9 @@ def _of_workers(settings: dict[str, str]) -> dict[str, str]:
 
 
 Settings = Annotated[dict[str, str], AfterValidator(_of_workers)]
+
+
+Sessions = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class WorkerKind(BaseModel):
@@ -66,25 +73,52 @@ class WorkerKind(BaseModel):
     """Time from the end of a worker until one with another model serves in its place, seconds. It is what a
     switch costs: less than `start_s` if the machine is kept, or weights come from other workers. None:
     `start_s`."""
+    memory_bytes: int | None = Field(default=None, ge=1)
+    """Device memory of one worker for its models and all sessions: its TURBOSERVE_MEMORY_BYTES. With it, an
+    offer whose models do not fit is refused, if the file has their sizes. None: the worker finds it out."""
     settings: Settings = {}
     """Settings of the kind's workers, such as TURBOSERVE_WORKER_MAX_SESSIONS."""
 
 
 class OfferEntry(BaseModel):
-    """Workers of one kind with one model."""
+    """Workers of one kind with one model (`model`), or with several that each of them serves (`models`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Name
     """Part of the names of the offer's pool members."""
     kind: Name
-    model: Id
-    sessions: int = Field(default=1, ge=1, le=10_000)
-    """Sessions of one such worker. It counts until a worker of the offer has reported its K."""
+    model: Id | None = None
+    models: Annotated[tuple[Id, ...], Field(min_length=1, max_length=CLASSES_LIMIT)] | None = None
+    """Models that each worker of the offer serves at once, in place of `model`. They divide its memory."""
+    sessions: Sessions | dict[Id, Sessions] = 1
+    """Sessions of one such worker, of any of its models alone, or by model. It counts until a worker of the
+    offer has reported its own."""
     least: int = Field(default=0, ge=0, le=LARGEST)
     """Minimum number of workers of the offer."""
     settings: Settings = {}
     """Settings of the offer's workers, such as TURBOSERVE_WEIGHTS_DIGEST. They come before the kind's."""
+
+    @model_validator(mode="after")
+    def _has_models(self) -> Self:
+        if (self.model is None) == (self.models is None):
+            raise ValueError(f"{self.name} needs either model or models")
+        if len(set(self.served)) < len(self.served):
+            raise ValueError(f"{self.name}: a model appears twice")
+        if isinstance(self.sessions, dict) and self.sessions.keys() != set(self.served):
+            raise ValueError(f"{self.name}: sessions has other models than the offer")
+        return self
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The models that each worker serves."""
+        return self.models or (self.model or "",)
+
+    @property
+    def declared(self) -> dict[str, int]:
+        """Sessions of each model alone, before what memory allows."""
+        sessions = self.sessions
+        return {model: sessions[model] if isinstance(sessions, dict) else sessions for model in self.served}
 
 
 class PoolFile(BaseModel):
@@ -94,29 +128,38 @@ class PoolFile(BaseModel):
 
     kinds: dict[Name, WorkerKind] = Field(min_length=1, max_length=16)
     offers: tuple[OfferEntry, ...] = Field(min_length=1, max_length=CLASSES_LIMIT)
+    memory: dict[Id, ModelMemory] = {}
+    """Memory that a model takes. Other models may need any."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse TOML. Raises ValueError with the first fault: one line that names the field."""
+        """Parse TOML. Raises ValueError with the first fault: one line that names the field.
+
+        Raises OfferMemoryError, which is one, for an offer whose models do not fit into a worker.
+        """
         try:
             return cls.model_validate(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise ValueError(f"no TOML: {error}") from None
         except ValidationError as error:
             first = error.errors()[0]
+            if isinstance(cause := first.get("ctx", {}).get("error"), OfferMemoryError):
+                raise cause from None
             place = ".".join(str(part) for part in first["loc"])
             said = first["msg"].removeprefix("Value error, ")
             raise ValueError(f"{place}: {said}" if place else said) from None
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a file. Raises ValueError that names the file and the first fault."""
+        """Read a file. Raises ValueError that names the file and the first fault, as `parse`."""
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None
         try:
             return cls.parse(text)
+        except OfferMemoryError as error:
+            raise error.of_file(path) from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -125,9 +168,11 @@ class PoolFile(BaseModel):
         names = [offer.name for offer in self.offers]
         if len(set(names)) < len(names) or RESERVED_OFFER in names:
             raise ValueError(f"offers: names differ, and none is {RESERVED_OFFER!r}")
-        pairs = {(offer.kind, offer.model) for offer in self.offers}
+        pairs = {(offer.kind, frozenset(offer.served)) for offer in self.offers}
         if len(pairs) < len(self.offers):
-            raise ValueError("offers: two have the same kind and model")
+            raise ValueError("offers: two have the same kind and models")
+        if sum(len(offer.served) for offer in self.offers) > ENTRIES_LIMIT:
+            raise ValueError(f"offers: models of all offers are above the limit of {ENTRIES_LIMIT}")
         for offer in self.offers:
             if offer.kind not in self.kinds:
                 raise ValueError(
@@ -141,7 +186,16 @@ class PoolFile(BaseModel):
                 )
         if self.limits[1] > LARGEST:
             raise ValueError(f"kinds: the maximum of all is {self.limits[1]}, above {LARGEST}")
+        for offer in self.offers:
+            kind = self.kinds[offer.kind]
+            if kind.memory_bytes is not None and MEMORY in {**kind.settings, **offer.settings}:
+                raise ValueError(f"offers: {offer.name} has memory_bytes of its kind and {MEMORY}")
+            self._sessions_of(offer)
         return self
+
+    def _sessions_of(self, offer: OfferEntry) -> dict[str, int]:
+        """Return n_j of an offer's workers, as declared and as memory allows. Raises OfferMemoryError."""
+        return within_memory(offer.name, offer.declared, self.kinds[offer.kind].memory_bytes, self.memory)
 
     @property
     def composed(self) -> bool:
@@ -158,7 +212,7 @@ class PoolFile(BaseModel):
     @property
     def models(self) -> tuple[str, ...]:
         """Models of the offers, in their order."""
-        return tuple(dict.fromkeys(offer.model for offer in self.offers))
+        return tuple(dict.fromkeys(model for offer in self.offers for model in offer.served))
 
     @property
     def terms(self) -> Mapping[str, Terms]:
@@ -176,8 +230,7 @@ class PoolFile(BaseModel):
     @property
     def pool_offers(self) -> tuple[PoolOffer, ...]:
         return tuple(
-            PoolOffer(offer.name, offer.kind, offer.model, offer.sessions, offer.least)
-            for offer in self.offers
+            PoolOffer(offer.name, offer.kind, self._sessions_of(offer), offer.least) for offer in self.offers
         )
 
     def usage_of(self, offer: str) -> tuple[str | None, float]:
@@ -196,7 +249,9 @@ class PoolFile(BaseModel):
         if found is None:
             return {}
         kind = self.kinds[found.kind]
-        own = {"OMP_NUM_THREADS": str(kind.threads), "TURBOSERVE_MODEL": found.model}
+        own = {"OMP_NUM_THREADS": str(kind.threads), "TURBOSERVE_MODEL": ",".join(found.served)}
+        if kind.memory_bytes is not None:
+            own[MEMORY] = str(kind.memory_bytes)
         return {**kind.settings, **found.settings, **own}
 
     def _entry(self, offer: str) -> OfferEntry | None:

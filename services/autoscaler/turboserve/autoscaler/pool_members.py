@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from turboserve.autoscaler.control.pool_offers import Switch
 from turboserve.contracts.fidelity import Tier
 from turboserve.contracts.pool import MemberPlayout, PoolMemberPhase
+from turboserve.contracts.worker_offers import ServedClasses
 from turboserve.contracts.workers import LoadReport
 
 NEXT: dict[PoolMemberPhase, frozenset[PoolMemberPhase]] = {
@@ -90,6 +93,8 @@ class PoolMember:
     """By the worker's last load report."""
     capacity: int | None = None
     """K by the worker's row, once it is ready."""
+    classes: ServedClasses = None
+    """The classes of a worker that serves several, by its row. None: it serves one, or has no row yet."""
     denoised: int = 0
     """K without the limit of the worker's decode workers, by its last load report. 0: it has none now."""
     sessions: int = 0
@@ -106,6 +111,8 @@ class PoolMember:
     release_failed: int | None = None
     """Stamp at which the release of a worker that has not drained failed. Before another attempt, the store
     is asked whether the worker has registered meanwhile."""
+    waits_for: str | None = None
+    """Name of the member whose worker ends and whose place this one's takes. None: it waits for none."""
     replaced: str | None = None
     """Why the worker ends although its member is wanted, such as that it was not ready in time. None: it does
     not."""
@@ -122,13 +129,14 @@ class PoolMember:
         self.playout = None
         self.listed, self.drain_requested, self.drained_since = False, False, None
         self.declared_gone, self.replaced, self.release_failed = False, None, None
-        self.capacity, self.denoised = None, 0
+        self.waits_for = None
+        self.capacity, self.denoised, self.classes = None, 0, None
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
         """Remove the ended worker from the member."""
         self.worker = self.pid = self.up_since = self.ready_at = self.drained_since = self.ticket = None
-        self.reported_at = self.playout = None
+        self.reported_at = self.playout = self.classes = None
         self.sessions = self.suspended = self.incoming = 0
 
     def is_up_since(self, ticket: int) -> bool:
@@ -145,6 +153,18 @@ class PoolMember:
         # Without a decode worker, a further worker adds what it decodes itself.
         known = report.decoding
         self.denoised = known.denoised if known is not None and known.sessions else 0
+
+    def capacity_of(self, model: str) -> int | None:
+        """n_j of a model as it sizes the pool. None: not known."""
+        if self.classes is None:
+            return self.own_capacity
+        return next((one.capacity for one in self.classes if one.model == model), None)
+
+    def sessions_of(self, model: str) -> int:
+        """Number of sessions of a model that hold a slot. A worker of one class has none of others."""
+        if self.classes is None:
+            return self.sessions
+        return sum(one.sessions for one in self.classes if one.model == model)
 
     @property
     def own_capacity(self) -> int | None:
@@ -207,6 +227,42 @@ def fit(members: dict[str, PoolMember], target: int, pool: str, now: float, offe
         index = next(i for i in range(len(members) + 1) if member_name(pool, offer, i) not in members)
         member = PoolMember(member_name(pool, offer, index), index, offer, since=now)
         members[member.name] = member
+
+
+def switch(
+    members: dict[str, PoolMember],
+    sizes: Mapping[str, int],
+    switches: Iterable[Switch],
+    pool: str,
+    now: float,
+) -> None:
+    """Let a new member of one offer wait for the place of one that ends, for each pair of offers.
+
+    A member that ends is chosen as by `fit`. If none ends after all, nothing waits.
+    """
+    for before, after in switches:
+        stay = {name for name, member in members.items() if member.wanted}
+        fit(members, sizes[before], pool, now, before)
+        ending = [name for name in stay if not members[name].wanted]
+        known = set(members)
+        fit(members, sizes[after], pool, now, after)
+        for name, place in zip((name for name in members if name not in known), ending, strict=False):
+            # The one that ends may wait for the place of another one itself.
+            members[name].waits_for = members[place].waits_for or place
+            members[name].reason = f"takes the place of {members[name].waits_for} when its worker has ended"
+
+
+def end_waits(members: Mapping[str, PoolMember]) -> list[PoolMember]:
+    """Let no member wait for a place that is free now, or that is not given up any more. Returns those that
+    have waited."""
+    found = []
+    for member in members.values():
+        if member.waits_for is not None:
+            place = members.get(member.waits_for)
+            if place is None or place.wanted:
+                member.waits_for = None
+                found.append(member)
+    return found
 
 
 def _least_missed(member: PoolMember) -> tuple[int, int, int]:

@@ -70,7 +70,7 @@ def control_of(
             ),
             shipped,
             settings.pool_override,
-            lambda sizes, reason: feed(SizesWanted(sizes, reason)),
+            lambda sizes, reason, switches: feed(SizesWanted(sizes, reason, switches)),
             lambda: pool.members.values(),
             solve,
         )

@@ -168,7 +168,7 @@ class AutoscalerSettings(LeaderSettings):
     def models(self) -> tuple[str, ...]:
         """Models that each of the pool's workers serves. The load of the first counts the sessions of all.
 
-        With `pool_file`: the models of its offers, of which each worker serves one.
+        With `pool_file`: the models of its offers, of which each worker serves those of its own.
         """
         if self.pool_file is not None:
             return self.pool_file.models

@@ -251,7 +251,8 @@ def is_ready(pool: Pool, managed: bool) -> bool:
     """
     if not pool.adopted:
         return False
-    wanted = [member for member in pool.members.values() if member.wanted]
+    # A place may take long to be given up, and another offer's worker serves there until then.
+    wanted = [member for member in pool.members.values() if member.wanted and member.waits_for is None]
     return not managed or all(
         member.phase is PoolMemberPhase.READY or member.failures > 0 for member in wanted
     )

@@ -59,6 +59,8 @@ class ClassRoom:
     """Slots in use, times `whole`."""
     whole: int
     """1, or `SlotUnits.whole` of a worker that serves several classes."""
+    own: int
+    """Sessions of the class that hold a slot."""
     slots: int
     """K, or 0 if the worker gets no sessions."""
     floor_slots: int
@@ -110,6 +112,7 @@ def _rooms(cluster: Cluster, shared: ClassLoad, worker: WorkerView) -> Iterator[
             used=used,
             required=used if worker.classes is None else worker.classes.units.of(model, worker.used_of),
             whole=1 if worker.classes is None else worker.classes.units.whole,
+            own=used if worker.classes is None else worker.used_of[model],
             slots=slots,
             floor_slots=shared.floor_slots(cluster, worker, model) if ready else 0,
             lowers=bool(worker.floor_capacity),
@@ -146,6 +149,7 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
         _of_model(
             model,
             rooms[model],
+            homeless[model],
             shared.of_all(model, homeless),
             ceil(shared.of_all(model, waiting)),
             decisions,
@@ -155,7 +159,7 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
 
 
 def _of_model(
-    model: str, rooms: list[ClassRoom], homeless: Fraction, waiting: int, decisions: int
+    model: str, rooms: list[ClassRoom], own_homeless: int, homeless: Fraction, waiting: int, decisions: int
 ) -> LoadFeedback:
     # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
     chunks = sum([room.used for room in rooms])
@@ -166,10 +170,12 @@ def _of_model(
         for whole in {room.whole for room in rooms}
     )
     required = ceil(sum(parts, homeless))
+    own = own_homeless + sum([room.own for room in rooms])
     return LoadFeedback(
         model=model,
         rho_max=max([room.rho for room in rooms], default=0.0),
         required=required,
+        own_required=None if own == required else own,
         # A session of another class may hold a slot of a worker where it takes less than on others.
         waiting=min(waiting, required),
         capacity=sum([room.slots for room in rooms]),

@@ -34,7 +34,10 @@ class _Class:
 
 
 class ClassDemand:
-    """Keeps the feedback and the forecast of each class."""
+    """Keeps the feedback and the forecast of each class.
+
+    Where workers serve several classes, the sessions of a class are counted without those of the others.
+    """
 
     def __init__(self, models: Sequence[str], policy: ControlPolicy) -> None:
         """The policy's `horizon_s`, `quantile`, `peak_window_s` and `stale_s` count."""
@@ -55,7 +58,7 @@ class ClassDemand:
         if self.is_stale(now):
             self._since = now
         self._heard_at = now
-        own.observe(feedback.required, now)
+        own.observe(_required(own), now)
         for other in self._classes.values():
             if other is not own and other.monitor.is_stale(now):
                 other.observe(0, now)
@@ -93,15 +96,20 @@ class ClassDemand:
         return found
 
     def total(self, feedback: LoadFeedback, now: float) -> LoadFeedback:
-        """Return the load of all classes, as of `feedback`, the last report that was applied."""
+        """Return the load of all classes, as of `feedback`, the last report that was applied.
+
+        A worker of several classes counts once for each.
+        """
         parts = list(self.accepted(now).values())
+        required = sum(map(own_sessions, parts))
         return feedback.model_copy(
             update={
                 "rho_max": max((part.rho_max for part in parts), default=0.0),
-                **{
-                    name: sum(getattr(part, name) for part in parts)
-                    for name in ("required", "waiting", "capacity", "workers")
-                },
+                **{name: sum(getattr(part, name) for part in parts) for name in ("capacity", "workers")},
+                "required": required,
+                # Those of a class have a part of the sessions of others that wait for the same workers.
+                "waiting": min(sum(part.waiting for part in parts), required),
+                "own_required": None,
                 "floor_capacity": None,
                 "decoding": _decoding(parts),
             }
@@ -112,7 +120,12 @@ class ClassDemand:
 
 
 def _required(one: _Class) -> int:
-    return 0 if one.monitor.feedback is None else one.monitor.feedback.required
+    return 0 if one.monitor.feedback is None else own_sessions(one.monitor.feedback)
+
+
+def own_sessions(feedback: LoadFeedback) -> int:
+    """Return the sessions of the class that need a worker, without those of other classes."""
+    return feedback.required if feedback.own_required is None else feedback.own_required
 
 
 def _decoding(parts: Sequence[LoadFeedback]) -> DecodeCapacity | None:

@@ -1,4 +1,4 @@
-"""The controller of a pool with several offers: how many workers of which kind have which model.
+"""The controller of a pool with several offers: how many workers of which kind have which models.
 
 A pure core like `Controller`, whose orders, dry run and records it shares: an event and its time in, sizes by
 offer and an explanation out. A decision has these steps:
@@ -7,9 +7,9 @@ offer and an explanation out. A decision has these steps:
 2. *Decide* the cheapest composition with places for them (`CompositionGoal`). If not all have a place, a peak
    that is over yields to sessions that are there.
 3. *Plan* the way there, make before break (`transition`).
-4. *Take* the next steps. Workers are hired at once. One worker at a time is released, if the ready ones that
-   stay have a place for every live session that has one now. A switch is the release of one worker
-   and the hire of another.
+4. *Take* the next steps. Workers are hired at once. One worker at a time is released or switched, if the
+   ready ones that stay have a place for every live session that has one now. A switch gives the place of
+   the worker that ends to one of the other offer (`switches`), so no further one is hired for it.
 
 Steps 2 and 3 may take seconds. So `handle` does not solve: `problem` has what is to be solved, and the answer
 is an event. Until it comes, the sizes stay.
@@ -23,8 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-
-from pydantic import ValidationError
+from itertools import islice
 
 from turboserve.autoscaler.control.class_demand import ClassDemand
 from turboserve.autoscaler.control.composition import Terms
@@ -45,10 +44,15 @@ from turboserve.autoscaler.control.events import (
     SessionChanged,
 )
 from turboserve.autoscaler.control.headroom import Headroom
-from turboserve.autoscaler.control.learned_state import LearnedStateError
 from turboserve.autoscaler.control.policy import ControlPolicy
-from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferWorkers, PoolOffer, Sizes
-from turboserve.autoscaler.control.remembered_offers import Remembered, RememberedOffer
+from turboserve.autoscaler.control.pool_offers import (
+    OffersObserved,
+    OfferWorkers,
+    PoolOffer,
+    Sizes,
+    Switch,
+)
+from turboserve.autoscaler.control.remembered_offers import recall_offers, remembered
 from turboserve.autoscaler.control.transition import Step, StepKind
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable
 from turboserve.contracts.pool import LoadFeedback
@@ -60,6 +64,8 @@ FULL = LevelParameters(
 """What the status shows: the forecast's quantile is the headroom, so no slots are kept beside it."""
 PASSING = frozenset({"steady", "cooling", "leaving", "settling", "adopting"})
 """Causes to wait that recur at every change. They are not recorded as decisions."""
+NUMBERS_LIMIT = 64
+"""Most numbers of a decision's record."""
 
 
 class CompositionController(Controller):
@@ -82,13 +88,19 @@ class CompositionController(Controller):
         self._expected: Sessions = self._live
         self._grew_at = self._shrank_at = -math.inf
         self._released = False
-        """Whether a worker was released after the last look at the workers."""
+        """Whether a worker was released or switched after the last look at the workers."""
+        self._switches: list[Switch] = []
         self.advisor.use(Headroom(FULL, policy.peak_window_s, policy.quantile))
 
     def problem(self) -> GoalProblem | None:
         """Return the problem to solve now, once. `GoalAnswered` has to follow. None: there is no new one."""
         problem, self.goal.problem = self.goal.problem, None
         return problem
+
+    def switches(self) -> tuple[Switch, ...]:
+        """Return the switches since the last call. `sizes` has them already."""
+        found, self._switches = tuple(self._switches), []
+        return found
 
     def handle(self, event: Event | OffersObserved | GoalAnswered, now: float) -> Decision | None:
         """Process one event at monotonic time `now` (seconds); returns a decision if there is a new one."""
@@ -98,7 +110,7 @@ class CompositionController(Controller):
             case OffersObserved(states):
                 self.workers.observe(states, now)
                 self._released = False
-                return None
+                return self._give_up_stranded(now)
             case FeedbackReceived(feedback):
                 if not self._heard(feedback, now):
                     return None
@@ -156,13 +168,24 @@ class CompositionController(Controller):
             previous, target = self.target, sum(self.sizes.values())
             self._grew_at = now if target >= previous else self._grew_at
             self._cause = ""
-            action = ScalingAction.IN if target < previous else ScalingAction.OUT
+            resized = ScalingAction.IN if target < previous else ScalingAction.OUT
+            switched = step.kind is StepKind.SWITCH and target == previous
+            action = ScalingAction.SWITCH if switched else resized
             return self._note(action, target, f"{', '.join(done)}: {self._why()}", now, self.advice)
         if waits is not None:
             return self._hold(waits[0], f"{self._difference()}, but {waits[1]}", now)
         if not self.goal.complete:
             return self._hold("incomplete", "no further step leaves every session a place", now)
         return self._hold("steady", "", now)
+
+    def _give_up_stranded(self, now: float) -> Decision | None:
+        """Want no worker whose place is not given up. The next plan may hire it in another one."""
+        if not (stranded := self.workers.stranded):
+            return None
+        for name, count in stranded.items():
+            self.sizes[name] = max(self.sizes[name] - count, 0)
+        said = f"{', '.join(stranded)}: no place yet, since the worker that it is for still runs"
+        return self._note(ScalingAction.IN, sum(self.sizes.values()), said, now, self.advice)
 
     def _take(self, step: Step) -> str:
         """Apply one step to the sizes. Returns what it does."""
@@ -174,8 +197,9 @@ class CompositionController(Controller):
         self.sizes[names[step.before]] -= 1
         if step.after is None:
             return f"release {names[step.before]}"
-        self.goal.steps.appendleft(Step(StepKind.HIRE, None, step.after, step.extra))
-        return f"release {names[step.before]} and hire {names[step.after]} in its place"
+        self.sizes[names[step.after]] += 1
+        self._switches.append((names[step.before], names[step.after]))
+        return f"switch {names[step.before]} to {names[step.after]}"
 
     def _waits(self, step: Step, now: float, *, first: bool) -> tuple[str, str] | None:
         """Return why a step cannot be taken now, as one word and as text. None: it can.
@@ -188,8 +212,8 @@ class CompositionController(Controller):
             return "leaving", "a worker leaves"
         if step.before is None:
             assert step.after is not None
-            kind, model = step.after[0], workers.offers[workers.names[step.after]].model
-            there = workers.of_kind(kind, self.sizes, model)
+            kind = step.after[0]
+            there = workers.of_kind(kind, self.sizes, workers.names[step.after])
             if there >= workers.terms[kind].most:
                 return "room", f"{counted(there, 'worker')} of the kind {kind} run"
             return ("cooling", "cool-down") if first and changed_s < policy.out_cooldown_s else None
@@ -242,22 +266,25 @@ class CompositionController(Controller):
         return "; ".join(demand) or "no sessions are expected"
 
     def numbers(self) -> dict[str, float]:
-        """Return the demand by class, the sizes and K by offer, and the costs of the goal."""
+        """Return the demand by class, the sizes and n_j by offer, and the costs of the goal."""
         found: dict[str, float] = {"cost": self.goal.cost, "present_cost": self.goal.present_cost}
         for model in self.workers.models:
             found[f"sessions {model}"[:64]] = self._live[model]
             found[f"expected {model}"[:64]] = self._expected[model]
         for name, count in self.sizes.items():
             found[f"workers {name}"] = count
-            found[f"sessions_per_worker {name}"] = self.workers.capacity[name]
-        return found
+        for name, served in self.workers.capacity.items():
+            for model, most in served.items():
+                of_model = f" {model}" if len(served) > 1 else ""
+                found[f"sessions_per_worker {name}{of_model}"[:64]] = most
+        return dict(islice(found.items(), NUMBERS_LIMIT))
 
     def maxima(self) -> dict[str, int]:
         """Return how many workers may serve each model, for admission."""
         workers, found = self.workers, {}
         for model in workers.models:
             if self.dry_run and self.override is None:
-                names = [name for name, offer in workers.offers.items() if offer.model == model]
+                names = [name for name, offer in workers.offers.items() if model in offer.models]
                 found[model] = sum(self.sizes[name] for name in names)
                 continue
             most = workers.maximum(model, self.sizes, self._live)
@@ -265,27 +292,9 @@ class CompositionController(Controller):
         return found
 
     def remember(self, wall: float) -> str | None:
-        """Return K of each offer, as last reported, as text for `recall` of a later process."""
-        found = {
-            name: RememberedOffer(
-                kind=offer.kind,
-                model=offer.model,
-                declared=offer.sessions,
-                sessions=self.workers.capacity[name],
-            )
-            for name, offer in self.workers.offers.items()
-        }
-        return Remembered(offers=found).model_dump_json()
+        """Return n_j of each offer, as last reported, as text for `recall` of a later process."""
+        return remembered(self.workers)
 
     def recall(self, text: str, wall: float) -> None:
-        """Continue from what `remember` of an earlier process returned. Raises LearnedStateError.
-
-        K of an offer that the pool file has changed is not used.
-        """
-        try:
-            known = Remembered.model_validate_json(text).offers
-        except ValidationError as error:
-            raise LearnedStateError(f"it has no K by offer: {error.errors()[0]['msg']}") from None
-        for name, offer in self.workers.offers.items():
-            if name in known and known[name].is_of(offer):
-                self.workers.capacity[name] = known[name].sessions
+        """Continue from what `remember` of an earlier process returned. Raises LearnedStateError."""
+        recall_offers(text, self.workers)

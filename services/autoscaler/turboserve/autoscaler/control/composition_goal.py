@@ -7,14 +7,15 @@ A `GoalProblem` has everything that they depend on, so a thread can solve it (`s
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from turboserve.allocation.classes import SessionClass
 from turboserve.allocation.linear import SolverError
 from turboserve.autoscaler.control.composition import CompositionPolicy, Offer, OfferKey, Terms, decide
-from turboserve.autoscaler.control.pool_offers import OfferWorkers, Sizes, without_place
+from turboserve.autoscaler.control.pool_offers import OfferWorkers, Sizes
+from turboserve.autoscaler.control.session_places import without_place
 from turboserve.autoscaler.control.transition import Step, plan
 
 LEAST_GAIN = 1e-6
@@ -27,6 +28,8 @@ PROGRAM_S = 3.0
 """Limit of each of the up to three programs of a goal. After it, the best composition so far counts."""
 SILENT_S = 10.0
 """Time after which a solver without an answer counts as failed, until it answers."""
+ROUNDS = 3
+"""Number of compositions that are tried until whole sessions have a place on workers of several models."""
 RETRY_S = 5.0
 """Time from a problem that was not solved to the next one. Other offers, sizes or orders do not wait."""
 
@@ -56,11 +59,19 @@ class GoalProblem:
 
     def short(self, sizes: Sizes, sessions: Sessions) -> int:
         """Return how many of these sessions, by model, have no place on so many workers."""
-        places = Counter[str]()
-        for name, count in sizes.items():
-            for one, served in self.offers[name].capability.sessions.items():
-                places[one.name] += count * served
-        return without_place(sessions, places)
+        return sum(self.without_place(sizes, sessions).values())
+
+    def without_place(self, sizes: Sizes, sessions: Sessions) -> dict[SessionClass, int]:
+        """As `short`, by class."""
+        wanted = {SessionClass.of_name(model): count for model, count in sessions.items()}
+        return without_place(
+            ((self.offers[name].capability.sessions, count) for name, count in sizes.items()), wanted
+        )
+
+    @property
+    def shares_workers(self) -> bool:
+        """Whether a worker may serve several models."""
+        return any(len(offer.models) > 1 for offer in self.offers.values())
 
 
 @dataclass(frozen=True)
@@ -142,8 +153,16 @@ def _decided(
 ) -> tuple[dict[str, int], float, float]:
     forecast = {SessionClass.of_name(model): float(count) for model, count in sessions.items()}
     present = _by_key(problem, problem.sizes)
-    found = decide(problem.terms, list(offers.values()), present, forecast, problem.policy, problem.total)
-    sizes = {name: found.composition.get(offer.key, 0) for name, offer in offers.items()}
+    for _ in range(ROUNDS if problem.shares_workers else 1):
+        found = decide(problem.terms, list(offers.values()), present, forecast, problem.policy, problem.total)
+        sizes = {name: found.composition.get(offer.key, 0) for name, offer in offers.items()}
+        if not problem.shares_workers:
+            break
+        # The program gives parts of a session to several workers. Those that then lack a place are added.
+        lacking = problem.without_place(sizes, sessions)
+        if sum(lacking.values()) <= math.ceil(sum(found.shortage.values()) - LEAST_GAIN):
+            break
+        forecast = {one: count + lacking.get(one, 0) for one, count in forecast.items()}
     return sizes, found.cost, found.present_cost
 
 

@@ -95,6 +95,7 @@ class ScalingAction(StrEnum):
     IN = "in"
     HOLD = "hold"
     OVERRIDE = "override"
+    SWITCH = "switch"
     WAKE = "wake"
     LIMITS = "limits"
     TABLE = "table"

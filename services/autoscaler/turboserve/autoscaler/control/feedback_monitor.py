@@ -89,6 +89,8 @@ def _fault(feedback: LoadFeedback) -> str | None:
         return "too_large"
     if feedback.waiting > feedback.required:
         return "more_wait_than_are_required"
+    if feedback.own_required is not None and not 0 <= feedback.own_required <= feedback.required:
+        return "own_sessions_implausible"
     if (feedback.workers > 0) != (feedback.capacity > 0):
         return "workers_without_capacity"
     return None

@@ -1,14 +1,16 @@
-"""The offers of a pool that has several: kinds of workers with one model each, and what is known of them."""
+"""The offers of a pool that has several: kinds of workers with their models, and what is known of them."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.autoscaler.control.composition import Offer, OfferKey, Terms
+from turboserve.autoscaler.control.session_places import keeps_places, without_place
 
 AVOIDED_S = 60.0
 """Time for which no worker of an offer is hired whose workers failed, if another offer has the same model. It
@@ -17,27 +19,28 @@ AVOIDED_LIMIT_S = 3_600.0
 
 Sizes = Mapping[str, int]
 """Number of workers by offer."""
+Switch = tuple[str, str]
+"""Offer of a worker that ends, and offer of the worker that takes its place."""
 
 
 @dataclass(frozen=True)
 class PoolOffer:
-    """Workers of one kind with one model."""
+    """Workers of one kind with one model, or with several that each worker serves at once."""
 
     name: str
     kind: str
-    model: str
-    sessions: int
-    """Sessions of one such worker, until one has reported its K."""
+    sessions: Mapping[str, int]
+    """n_j by model: sessions of the model that one such worker serves alone, until one has reported it."""
     least: int = 0
     """Minimum number of such workers."""
 
     @property
-    def key(self) -> OfferKey:
-        return self.kind, (self.model,)
+    def models(self) -> tuple[str, ...]:
+        return tuple(self.sessions)
 
     @property
-    def session_class(self) -> SessionClass:
-        return SessionClass.of_name(self.model)
+    def key(self) -> OfferKey:
+        return self.kind, self.models
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,25 @@ class OfferState:
     """Workers that serve and stay."""
     leaving: int = 0
     """Workers that are not wanted any more and have not ended. Not those that are stuck."""
-    sessions: int = 0
-    """Sessions that hold a slot of the workers, as the store has counted them."""
+    sessions: Mapping[str, int] = field(default_factory=dict)
+    """Sessions of each model that hold a slot of the workers, as the store has counted them."""
     suspended: int = 0
     """Sessions whose state is in the host memory of the workers."""
     failing: bool = False
     """Whether a wanted worker has failed more than once in a row."""
-    capacity: int | None = None
-    """K of the ready workers, the smallest one. None: none is known."""
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """n_j of the ready workers by model, the smallest ones. A missing model: none is known."""
     starting: int = 0
     """Wanted workers that are not ready and have not failed more than once in a row."""
+    switching: int = 0
+    """Workers in `leaving` whose place is for a wanted worker of another offer."""
+    stranded: int = 0
+    """Wanted workers that wait for the place of a worker which should have ended long ago."""
     stuck: int = 0
-    """Workers that should have ended long ago and hold no session. They occupy their hardware."""
+    """Workers that should have ended long ago and hold no session. They occupy their hardware. Not those
+    for whose place another one waits."""
     blocked: int = 0
-    """Workers that should have ended long ago and still hold sessions."""
+    """As `stuck`, but they still hold sessions."""
     unheard: int = 0
     """Wanted workers that this process found running and that have not reported yet. None that is stuck."""
     stable_since: float | None = None
@@ -90,21 +98,16 @@ class _Avoidance:
         return self.since + self.for_s
 
 
-def without_place(sessions: Mapping[str, int], places: Mapping[str, int]) -> int:
-    """Return how many sessions have no place, both by model."""
-    return sum(max(count - places.get(model, 0), 0) for model, count in sessions.items())
-
-
 class OfferWorkers:
-    """The offers, K of each, and their present workers."""
+    """The offers, n_j of each, and their present workers."""
 
     def __init__(self, offers: Sequence[PoolOffer], terms: Mapping[str, Terms]) -> None:
         self.offers = {offer.name: offer for offer in offers}
         self.names = {offer.key: offer.name for offer in offers}
-        self.models = tuple(dict.fromkeys(offer.model for offer in offers))
+        self.models = tuple(dict.fromkeys(model for offer in offers for model in offer.models))
         self.terms = terms
-        self.capacity = {offer.name: offer.sessions for offer in offers}
-        """K by offer: as last reported, and before that as declared."""
+        self.capacity = {offer.name: dict(offer.sessions) for offer in offers}
+        """n_j by offer and model: as last reported, and before that as declared."""
         self.seen = False
         """Whether the workers have been observed."""
         self._states: Mapping[str, OfferState] = {}
@@ -116,8 +119,10 @@ class OfferWorkers:
         """Note the present workers."""
         self._states, self.seen, self._now = states, True, now
         for name, state in states.items():
-            if state.capacity is not None and state.capacity > 0:
-                self.capacity[name] = state.capacity
+            known = self.capacity[name]
+            known.update(
+                (model, most) for model, most in state.capacity.items() if model in known and most > 0
+            )
             last = self._avoidances.get(name)
             if last is not None and state.stable_since is not None and state.stable_since > last.since:
                 del self._avoidances[name]
@@ -127,8 +132,8 @@ class OfferWorkers:
                 self._avoidances[name] = _Avoidance(now, for_s)
 
     def _has_alternative(self, name: str) -> bool:
-        model = self.offers[name].model
-        return any(other.model == model and other.name != name for other in self.offers.values())
+        others = {model for other in self.offers.values() if other.name != name for model in other.models}
+        return others.issuperset(self.offers[name].models)
 
     @property
     def ready(self) -> dict[str, int]:
@@ -139,18 +144,25 @@ class OfferWorkers:
         """Return the live sessions of each model, and no fewer than the store has counted on its workers.
 
         So lost reports about one model take no place from its sessions. The states of suspended sessions
-        count as one session: without a worker of their model, the last one never ends its drain.
+        count as one session of each model of their worker: without a worker of their model, the last one
+        never ends its drain.
         """
         held, suspended = Counter[str](), Counter[str]()
         for name, offer in self.offers.items():
-            held[offer.model] += self._state(name).sessions
-            suspended[offer.model] += self._state(name).suspended
+            held.update(self._state(name).sessions)
+            suspended.update(dict.fromkeys(offer.models, self._state(name).suspended))
         return {model: max(count, held[model], int(suspended[model] > 0)) for model, count in live.items()}
 
     @property
     def leaving(self) -> bool:
         """Whether a worker drains or ends."""
         return any(state.leaving for state in self._states.values())
+
+    @property
+    def stranded(self) -> dict[str, int]:
+        """Wanted workers that wait for a place that is not given up, by offer. Offers without any are left
+        out."""
+        return {name: state.stranded for name, state in self._states.items() if state.stranded}
 
     @property
     def unheard(self) -> bool:
@@ -165,38 +177,35 @@ class OfferWorkers:
     def offer(self, name: str, *, avoids: bool = True) -> Offer:
         """Return the offer as the composition counts it. `avoids`: none is hired whose workers fail."""
         offer, most = self.offers[name], self.most(name) if avoids else None
-        capability = Capability({offer.session_class: self.capacity[name]})
+        served = {SessionClass.of_name(model): most for model, most in self.capacity[name].items()}
         least = offer.least if most is None else min(offer.least, most)
-        return Offer(offer.kind, (offer.model,), capability, least, most)
-
-    def places(self, sizes: Sizes) -> Counter[str]:
-        """Return the places of so many workers, by model."""
-        places = Counter[str]()
-        for name, count in sizes.items():
-            places[self.offers[name].model] += count * self.capacity[name]
-        return places
+        return Offer(offer.kind, offer.models, Capability(served), least, most)
 
     def short(self, sizes: Sizes, sessions: Mapping[str, int]) -> int:
         """Return how many of these sessions, by model, have no place on so many workers."""
-        return without_place(sessions, self.places(sizes))
+        return sum(without_place(self._workers(sizes), sessions).values())
 
     def keeps_places(self, now: Sizes, after: Sizes, sessions: Mapping[str, int]) -> bool:
         """Whether every session that has a place on the workers `now` has one on those `after`."""
-        before, left = self.places(now), self.places(after)
-        return all(left[model] >= min(count, before[model]) for model, count in sessions.items())
+        return keeps_places(self._workers(now), self._workers(after), sessions)
 
-    def of_kind(self, kind: str, sizes: Sizes, model: str) -> int:
-        """Return the workers of a kind that are wanted or have not ended, before one with `model` is hired.
+    def _workers(self, sizes: Sizes) -> list[tuple[Mapping[str, int], int]]:
+        return [(self.capacity[name], count) for name, count in sizes.items()]
 
-        A worker that should have ended and holds sessions of the model is left out: it may wait for the very
-        worker that is to be hired.
+    def of_kind(self, kind: str, sizes: Sizes, hired: str) -> int:
+        """Return the workers of a kind that are wanted or have not ended, before one of the offer `hired` is.
+
+        A worker that should have ended and holds sessions is left out if both serve a model in common: it
+        may wait for the very worker that is to be hired.
         """
+        models = set(self.offers[hired].models)
         found = 0
         for name, offer in self.offers.items():
             if offer.kind == kind:
                 state = self._state(name)
-                blocked = 0 if offer.model == model else state.blocked
-                found += sizes[name] + state.leaving + state.stuck + blocked
+                blocked = 0 if models.intersection(offer.models) else state.blocked
+                # The place of one that switches counts with the offer of the worker that waits for it.
+                found += sizes[name] + state.leaving - state.switching + state.stuck + blocked
         return found
 
     @property
@@ -215,13 +224,14 @@ class OfferWorkers:
 
         Workers of other models that their live sessions need are left out.
         """
-        own = {name: offer for name, offer in self.offers.items() if offer.model == model}
+        own = {name: offer for name, offer in self.offers.items() if model in offer.models}
         found, terms = 0, self.terms_now
         for kind in {offer.kind for offer in own.values()}:
             taken = 0
             for name, offer in self.offers.items():
-                if offer.kind == kind and offer.model != model:
-                    needed = math.ceil(live[offer.model] / self.capacity[name])
+                if offer.kind == kind and model not in offer.models:
+                    parts = (Fraction(live[one], most) for one, most in self.capacity[name].items())
+                    needed = math.ceil(sum(parts))
                     taken += min(sizes[name], max(needed, offer.least))
             found += terms[kind].most - taken
         return max(found, sum(sizes[name] for name in own))

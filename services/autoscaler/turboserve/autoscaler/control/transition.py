@@ -13,6 +13,7 @@ from enum import StrEnum
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.allocation.linear import LinearProgram
 from turboserve.autoscaler.control.composition import Composition, Offer, OfferKey, Terms
+from turboserve.autoscaler.control.session_places import with_place, without_place
 
 LEAST_ROOM = 1e-6
 
@@ -122,6 +123,10 @@ class _Planner:
         more = Counter({key: n for key, count in wanted.items() if (n := count - present.get(key, 0)) > 0})
         self._least = min(1.0, share_with_places(self._offers, present, sessions))
         """Share of the sessions of each class that has places at the start."""
+        shares = any(len(offer.models) > 1 for offer in offers)
+        self._placed = with_place(self._workers(present), sessions) if shares else None
+        """Whole sessions that have a place at the start. None: each worker has one model, so that shares say
+        it."""
         self._ends_well = self._enough(wanted)
         self._hires: list[Step] = []
         self._others: list[Step] = []
@@ -185,7 +190,12 @@ class _Planner:
         return self._enough(after)
 
     def _enough(self, workers: Composition) -> bool:
-        return share_with_places(self._offers, workers, self._sessions) >= self._least - LEAST_ROOM
+        if share_with_places(self._offers, workers, self._sessions) < self._least - LEAST_ROOM:
+            return False
+        return self._placed is None or not without_place(self._workers(workers), self._placed)
+
+    def _workers(self, workers: Composition) -> list[tuple[Mapping[SessionClass, int], int]]:
+        return [(self._offers[key].capability.sessions, count) for key, count in workers.items()]
 
     def _hire_extra(self) -> bool:
         if not self._ends_well:
