@@ -236,6 +236,9 @@ def test_workers_of_an_offer_serve_all_its_models_within_their_memory() -> None:
     assert offers["wide"] == {"toyworld": 4}
     assert offers["free"] == {"toyworld": 5, "toyworld-small": 5}
     assert member_environment(read, "local-both-0")["TURBOSERVE_MODEL"] == "toyworld-small,toyworld"
+    assert read.models_of("both") == ("toyworld-small", "toyworld")
+    assert (read.models_of("wide"), read.models_of("gone")) == (("toyworld",), ())
+    assert AutoscalerSettings(pool_model="toyworld").models_of("") == ("toyworld",)
     assert member_environment(read, "local-both-0")["TURBOSERVE_MEMORY_BYTES"] == "1000"
     assert "TURBOSERVE_MEMORY_BYTES" not in member_environment(read, "local-free-0")
     for provider in ("ray", "kubernetes"):

@@ -27,7 +27,7 @@ from turboserve.autoscaler.messages import (
     Tick,
 )
 from turboserve.autoscaler.pool_members import PoolMember
-from turboserve.autoscaler.status import is_ready
+from turboserve.autoscaler.status import is_ready, pool_status
 from turboserve.contracts.pool import PoolMemberPhase
 from turboserve.contracts.workers import WorkerPhase
 
@@ -63,6 +63,11 @@ def test_the_new_worker_starts_in_the_place_of_the_one_that_has_ended() -> None:
     assert (waiting.phase, waiting.wanted) == (PoolMemberPhase.VACANT, True)
     assert waiting.reason == "takes the place of local-a-0 when its worker has ended"
     assert is_ready(bench.pool, managed=True)
+    status = pool_status(bench.pool, "test", True, bench.now, 1e9, lambda offer: (f"model-{offer}",))
+    assert {one.member: one.models for one in status.members} == {
+        "local-a-0": ("model-a",),
+        "local-b-0": ("model-b",),
+    }
     bench.do(Drain)
     bench.list_workers(row(bench.worker, WorkerPhase.DRAINING, sessions=1))
     bench.feed(Tick(), after=300.0)

@@ -9,7 +9,7 @@ from typing import Any
 from tests.helpers.browser import NEEDS_CHROMIUM
 from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import LIMIT_S, SCALING, ReportingAutoscaler
-from turboserve.contracts.pool import PoolOrders
+from turboserve.contracts.pool import PoolMemberPhase, PoolMemberStatus, PoolOrders
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -27,13 +27,19 @@ async def test_orders_go_to_the_pool_that_the_page_shows(
     gateway_url: str, autoscaler: ReportingAutoscaler, page: Any
 ) -> None:
     limits = {"page_a": (1, 4), "page_b": (2, 6)}
+    members = [
+        PoolMemberStatus(member=f"p-{name}-0", phase=PoolMemberPhase.VACANT, models=models)
+        for name, models in (("both", ("one", "two")), ("first", ("one",)))
+    ]
     for pool, (least, most) in limits.items():
         await autoscaler.report(pool)
         scaling = SCALING.model_copy(update={"least": least, "most": most})
-        await autoscaler.publish(pool, scaling=scaling)
+        await autoscaler.publish(pool, scaling=scaling, members=members)
 
     await page.goto(f"{gateway_url}/pool#page_b")
     await page.locator("#r-limits", has_text="2–6").wait_for()
+    # Models are shown, since the pool has several.
+    assert await page.locator("#members p:first-of-type").all_inner_texts() == ["one, two", "one"]
     assert await page.get_by_label("Pool", exact=True).input_value() == "page_b"
     await page.get_by_label("Number of workers").fill("5")
     await page.get_by_role("button", name="Set override").click()

@@ -247,7 +247,11 @@ async def test_only_operators_give_orders_and_read_reasons_where_there_are_keys(
         api.headers.update(acme)
         secret = "/opt/worker: no such file"
         member = PoolMemberStatus(
-            member="keys-0", phase=PoolMemberPhase.BACKING_OFF, pid=4_242, reason=secret
+            member="keys-0",
+            phase=PoolMemberPhase.BACKING_OFF,
+            pid=4_242,
+            reason=secret,
+            models=("one", "two"),
         )
         action = PoolAction(at=1.0, member="keys-0", action="fail", reason=secret)
         status: dict[str, Any] = {"members": (member,), "actions": (action,), "reason": secret}
@@ -260,6 +264,7 @@ async def test_only_operators_give_orders_and_read_reasons_where_there_are_keys(
         seen = (await api.get("/v1/pools/keys", headers=acme)).json()
         assert seen["summary"] == "The provider reports an error."
         assert [seen["members"][0]["reason"], seen["actions"][0]["reason"]] == [None, None]
+        assert seen["members"][0]["models"] == ["one", "two"]
         api.headers.update(acme)
         await autoscaler.publish("keys", **status)
         del api.headers["Authorization"]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from turboserve.allocation.classes import CLASSES_LIMIT
 from turboserve.contracts.autoscale import ProfileTable, ScalingStatus
 from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, UnixSeconds
 from turboserve.contracts.cost import Rental
@@ -109,6 +110,8 @@ class PoolMemberStatus(Contract):
     """Why the member is in this phase."""
     playout: MemberPlayout | None = None
     """None: the worker has not reported yet."""
+    models: Annotated[tuple[Id, ...], Field(max_length=CLASSES_LIMIT)] = ()
+    """Models that a worker of the member serves. Empty: not known, as from an earlier version."""
 
 
 class PoolAction(Contract):

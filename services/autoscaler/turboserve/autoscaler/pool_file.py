@@ -243,6 +243,11 @@ class PoolFile(BaseModel):
         found = self._entry(offer)
         return None if found is None else self.kinds[found.kind]
 
+    def models_of(self, offer: str) -> tuple[str, ...]:
+        """Return the models of an offer; empty for an unknown one."""
+        found = self._entry(offer)
+        return () if found is None else found.served
+
     def environment_of(self, offer: str) -> dict[str, str]:
         """Return the variables of a worker of an offer; empty for an unknown one."""
         found = self._entry(offer)

@@ -175,6 +175,10 @@ class AutoscalerSettings(LeaderSettings):
         named = self.pool_model or os.environ.get("TURBOSERVE_MODEL") or "toyworld"
         return tuple(one.strip() for one in named.split(","))
 
+    def models_of(self, offer: str) -> tuple[str, ...]:
+        """Return the models that each worker of an offer serves. Empty for an offer that the file lacks."""
+        return self.models if self.pool_file is None else self.pool_file.models_of(offer)
+
     @model_validator(mode="after")
     def _limits_go_up(self) -> Self:
         least, most = self.limits

@@ -174,7 +174,8 @@ class Shell:
 
     def status(self) -> PoolStatus:
         now, wall = self._runtime.clock.monotonic(), self._runtime.clock.wall()
-        status = pool_status(self.pool, self.provider.name, self.provider.managed, now, wall)
+        provider, models_of = self.provider, self._settings.models_of
+        status = pool_status(self.pool, provider.name, provider.managed, now, wall, models_of)
         control = self._control
         if control is None:
             return status.model_copy(update={"provider_error": self._provider_error})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from turboserve.autoscaler import metrics
 from turboserve.autoscaler.control.controller import Controller
 from turboserve.autoscaler.control.events import Decision
@@ -12,6 +14,7 @@ from turboserve.contracts.decoding import DecodeNeed
 from turboserve.contracts.pool import LoadFeedback, PoolAction, PoolMemberPhase, PoolMemberStatus, PoolStatus
 from turboserve.contracts.pool_history import VOLATILITY_LIMIT, PoolSample
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.served_classes import served_classes
 from turboserve.telemetry_names import POOL_MEMBER_PHASE
 
 _PHASES = {
@@ -22,14 +25,27 @@ _PHASES = {
 }
 
 
-def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: float) -> PoolStatus:
+def _no_models(_offer: str) -> tuple[str, ...]:
+    return ()
+
+
+def pool_status(
+    pool: Pool,
+    provider: str,
+    managed: bool,
+    now: float,
+    wall: float,
+    models_of: Callable[[str], tuple[str, ...]] = _no_models,
+) -> PoolStatus:
     """Build the pool's status. `now` is the core's monotonic time, `wall` the same instant in Unix seconds.
+
+    `models_of` returns the models of an offer's workers.
 
     Workers without a pool member follow after the members. They are counted only if the provider is not
     `managed`. If it is `managed`, workers of other pools are left out.
     """
     members = [
-        _member(member, now, wall)
+        _member(member, now, wall, models_of(member.offer))
         for member in sorted(pool.members.values(), key=lambda s: (s.index, s.name))
     ]
     ours = {member.worker for member in members}
@@ -62,7 +78,7 @@ def pool_status(pool: Pool, provider: str, managed: bool, now: float, wall: floa
     )
 
 
-def _member(member: PoolMember, now: float, wall: float) -> PoolMemberStatus:
+def _member(member: PoolMember, now: float, wall: float, models: tuple[str, ...]) -> PoolMemberStatus:
     return PoolMemberStatus(
         member=member.name[:64],
         phase=member.phase,
@@ -76,6 +92,7 @@ def _member(member: PoolMember, now: float, wall: float) -> PoolMemberStatus:
         retry_in_s=max(member.retry_at - now, 0.0) if member.phase is PoolMemberPhase.BACKING_OFF else None,
         reason=member.reason,
         playout=member.playout,
+        models=models,
     )
 
 
@@ -93,6 +110,7 @@ def _row(row: WorkerRecord) -> PoolMemberStatus:
         sessions=row.sessions,
         suspended=row.suspended,
         reason="not started by this autoscaler",
+        models=tuple(one.model for one in served_classes(row)),
     )
 
 

@@ -83,6 +83,9 @@ class PoolMember(PublicOutput):
             }
         ],
     )
+    models: list[str] = Field(
+        description="Models that a worker of the member serves. Empty: not known.", examples=[["toyworld"]]
+    )
 
 
 class PoolEvent(PublicOutput):

@@ -55,14 +55,16 @@ function makeMember() {
   return box;
 }
 
-function updateMember(box, member) {
+/** Update a worker's box. `shows`: its models are shown. */
+function updateMember(box, member, shows) {
   box.dataset.phase = member.phase;
   const [name, phase] = box.firstElementChild.children;
   setText(name, member.member);
   setText(phase, member.phase.replace("_", " "));
   const suspended = member.suspended ? `, ${member.suspended} suspended` : "";
   const holds = member.worker ? `${counted(member.sessions, "session")}${suspended}` : "";
-  setText(box.children[1], [holds, member.reason].filter(Boolean).join(" · "));
+  const models = shows ? (member.models ?? []).join(", ") : "";
+  setText(box.children[1], [models, holds, member.reason].filter(Boolean).join(" · "));
   const runs = member.playout && member.playout.slack_s !== null;
   setText(box.children[2], runs ? playout(member.playout) : "");
 }
@@ -91,7 +93,9 @@ export function showNoReport(summary) {
 export function showPool(pool, { edited, isPast }) {
   const scaling = pool.scaling;
   setText(at("summary"), isPast ? `Now: ${pool.summary}` : pool.summary);
-  keyed(at("members"), pool.members, (member) => member.member, makeMember, updateMember);
+  const models = new Set(pool.members.flatMap((member) => member.models ?? []));
+  keyed(at("members"), pool.members, (member) => member.member, makeMember,
+    (box, member) => updateMember(box, member, models.size > 1));
   keyed(at("actions"), pool.actions.toReversed(), (one) => `${one.at} ${one.action} ${one.member}`, (one) =>
     line([one.action, one.member].filter(Boolean).join(" "), one.reason ?? ""), timed);
   setText(at("r-startup"), pool.start_up_s === null ? "–" : `${number(pool.start_up_s, 1)} s`);
