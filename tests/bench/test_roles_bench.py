@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from turboserve.bench import roles
+from turboserve.bench import roles, roles_paths
 from turboserve.bench.report import BenchError
 from turboserve.bench.roles_plant import Plant, compared, most_sessions, share_in_time
 from turboserve.worker.engine.gather import LatencyProfile
@@ -30,7 +35,7 @@ def test_the_parts_of_a_session_and_how_many_fit(tmp_path: Path) -> None:
         assert one["sessions"]["denoise"] > one["sessions"]["both"] > 0
         # The decoder's cache is a large part of a state of a 1.3 B model.
         assert session["decoder_cache"] > 0.2 * state["both"]
-    assert "without it" in [column.header for column in roles.table(result).columns]
+    assert "without it" in [column.header for column in roles.sizes_table(result).columns]
 
 
 def test_a_profile_gives_the_split(tmp_path: Path) -> None:
@@ -47,7 +52,7 @@ def test_a_profile_gives_the_split(tmp_path: Path) -> None:
     # Each batch counts with the whole of its partial SLO.
     assert theirs["chunks_per_s"]["denoise"] < split["chunks_per_s"]["denoise"]
     assert theirs["sessions"] <= best["sessions"]
-    assert "NeuStream" in str(roles.table(roles.run(profile=file, memory_gb=30.0)).caption)
+    assert "NeuStream" in str(roles.sizes_table(roles.run(profile=file, memory_gb=30.0)).caption)
 
 
 def test_what_cannot_be_computed_says_why(tmp_path: Path) -> None:
@@ -82,4 +87,29 @@ def test_in_virtual_time_memory_is_what_makes_a_split_carry_more() -> None:
     assert max(split["sessions"] for split in found["splits"]) == 8
     result = roles.run(workers=2, plant=True, decode_s=0.3)
     assert result["plant"]["both"] == 2
-    assert "in virtual time: 1.00" in str(roles.table(result).title)
+    assert "in virtual time: 1.00" in str(roles.sizes_table(result).title)
+
+
+@contextmanager
+def on_a_thread(model: str) -> Iterator[tuple[object, Connection, int]]:
+    """A decode worker without the start of another process."""
+    ours, theirs = multiprocessing.Pipe()
+    running = threading.Thread(target=roles_paths.decode_worker, args=(theirs, model), daemon=True)
+    running.start()
+    yield running, ours, ours.recv()
+    ours.send(False)
+    running.join()
+
+
+def test_a_chunk_s_way_is_measured_on_each_path() -> None:
+    found = roles_paths.measured("toyworld", 8, on_a_thread)
+    assert list(found["paths"]) == ["tcp", "gloo", "shm"]
+    for one in found["paths"].values():
+        assert 0 < one["median_s"] <= one["p95_s"]
+        assert one["processor_s"] > 0
+    assert set(found["to_tcp"]) == {"gloo", "shm"}
+    batches = roles_paths.batches(2, rounds=1)
+    assert batches["gain"]["1"] == 1
+    assert batches["chosen"] in (1, 2)
+    shown = roles.table({**roles.run(), "paths": {"toyworld": found}, "batches": batches})
+    assert len(shown.renderables) == 3

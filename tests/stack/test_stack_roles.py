@@ -159,7 +159,12 @@ def _worker_id(pid: int) -> str:
 
 async def test_a_frozen_decode_worker_costs_no_chunk(tmp_path: Path) -> None:
     # A deadline that a decode worker of a busy machine may exceed: that costs no chunk either.
-    environment = {**SETTINGS, "TURBOSERVE_DECODE_TIMEOUT_S": "0.5"}
+    # Links over gloo. In the test before, they are of shared memory.
+    environment = {
+        **SETTINGS,
+        "TURBOSERVE_DECODE_TIMEOUT_S": "0.5",
+        "TURBOSERVE_TRANSFER_BACKENDS": '["gloo"]',
+    }
     arguments = ("--workers", "1", "--decode-workers", "2", *MODEL)
     with BackgroundStack(tmp_path / "data", *arguments, environment=environment) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=LIMIT_S) as api:

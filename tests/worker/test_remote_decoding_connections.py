@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,24 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from tests.worker.decode_scene import (
+    CHUNKS,
+    CPU,
+    HOST,
+    KEY,
+    LIMIT_S,
+    MODEL,
+    PATHS,
+    Place,
+    Scene,
+    be_patient,
+    links_for_all,
+    opened_scene,
+)
 from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.tasks import stop
-from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob, digest_of_latents
-from turboserve.worker.model.config import ModelConfig
-from turboserve.worker.model.toyworld import ToyDecoder, read_toyworld
+from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob
+from turboserve.worker.model.toyworld import ToyDecoder
 from turboserve.worker.remote_decoding import client, role_server, server
 from turboserve.worker.remote_decoding import frames as wire
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
@@ -37,138 +51,38 @@ from turboserve.worker.remote_decoding.frames import (
 )
 from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.remote_decoding.routing import DecoderConnected
-from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.remote_decoding.server import DecodeServer, DecodeTimes
 from turboserve.worker.service import role_serving
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.errors import AuthenticationError, TransferError, error_of
 from turboserve.worker.transfer.frames import Open, Refuse
 from turboserve.worker.transfer.network import listen
 
-CPU = torch.device("cpu")
-KEY, OTHER_KEY = b"k" * 32, b"o" * 32
-MODEL = "m" * 32
-HOST = "127.0.0.1"
-LIMIT_S = 60.0
-CHUNKS = 5
-
-
-def _carried(sessions: int, seconds: float) -> int:
-    return int(sessions / seconds)
-
-
-class Place:
-    """A decode worker's address. The worker may be replaced."""
-
-    def __init__(
-        self, decoder: ToyDecoder, config: ModelConfig, name: str, room: int = 8, sessions: int = 8
-    ) -> None:
-        self.decoder, self.config, self.name, self.room = decoder, config, name, room
-        self.sessions = sessions
-        self.server: DecodeServer | None = None
-        self.port = 0
-        self._listener: asyncio.Server | None = None
-        self._run: asyncio.Task[None] | None = None
-
-    @property
-    def address(self) -> str:
-        return f"tcp://{HOST}:{self.port}"
-
-    async def start(self) -> None:
-        cached = CachedDecoder(self.decoder, CPU, CacheTable(self.room, 1e9))
-        now = time.monotonic
-        # A chunk takes a second. If it takes x seconds, the worker carries 1 / x as many sessions.
-        carries = partial(_carried, self.sessions)
-        self.server = DecodeServer(self.name, MODEL, self.config, cached, KEY, now, ChunkTime(1.0), carries)
-        self._run = asyncio.create_task(self.server.run())
-        self._listener, self.port = await listen(self.server.serve, HOST, self.port)
-
-    async def end(self) -> None:
-        """End as a killed process does: all connections close."""
-        if self._listener is not None and self._run is not None:
-            self._listener.close()
-            await stop(self._run)
-            self._listener = self._run = None
-
-
-class Scene:
-    def __init__(self, decoder: ToyDecoder, config: ModelConfig) -> None:
-        self.decoder, self.config = decoder, config
-        self.open = AsyncExitStack()
-        self.expected: list[Tensor] = []
-        self.running: dict[DecodeClient, asyncio.Task[None]] = {}
-        torch.manual_seed(3)
-        self.latents = [torch.randn(config.latent_shape) for _ in range(CHUNKS)]
-        reference = CachedDecoder(decoder, CPU, CacheTable(1))
-        self.expected = [reference.decode(self.job(index)) for index in range(CHUNKS)]
-
-    def job(self, index: int, session: str = "ses_a") -> DecodeJob:
-        digests = [digest_of_latents(number, latents) for number, latents in enumerate(self.latents)]
-        base = digests[index - 1] if index else None
-        context = tuple(self.latents[max(0, index - 3) : index])
-        return DecodeJob(session, index, self.latents[index], base, digests[index], context)
-
-    async def place(self, name: str = "dec_1", **options: Any) -> Place:
-        place = Place(self.decoder, self.config, name, **options)
-        await place.start()
-        self.open.push_async_callback(place.end)
-        return place
-
-    async def client(
-        self,
-        *places: Place,
-        key: bytes = KEY,
-        model: str = MODEL,
-        timeout_s: float = LIMIT_S,
-        name: str = "wrk_1",
-        capacity: int = 4,
-    ) -> DecodeClient:
-        addresses = [place.address for place in places]
-        client = DecodeClient(name, model, self.config, addresses, key, timeout_s, capacity, own=1)
-        running = asyncio.create_task(client.run())
-        self.open.push_async_callback(stop, running)
-        self.running[client] = running
-        return client
-
-    async def connected(self, client: DecodeClient, count: int) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while client.router.workers != count:
-                await asyncio.sleep(0.01)
-
-    async def decode(self, client: DecodeClient, *jobs: DecodeJob) -> list[Tensor | None]:
-        return await asyncio.to_thread(client.decode, jobs)
-
-    async def plays(self, client: DecodeClient, index: int, session: str = "ses_a") -> None:
-        [frames] = await self.decode(client, self.job(index, session))
-        assert frames is not None
-        assert torch.equal(frames, self.expected[index])
-
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of a busy machine may take seconds: no test here waits for the end of these limits."""
-    monkeypatch.setattr(role_server, "ADMIT_S", LIMIT_S)
-    monkeypatch.setattr(server, "ANSWER_S", LIMIT_S)
-    monkeypatch.setattr(client, "CONNECT_S", LIMIT_S)
-    monkeypatch.setattr(client, "ASK_S", 0.05)
+    be_patient(monkeypatch)
 
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    world = read_toyworld()
-    scene = Scene(ToyDecoder(world.vae, world.config), world.config)
-    async with scene.open:
+    async with opened_scene() as scene:
         yield scene
 
 
-@pytest.mark.parametrize("large_bytes", [1, 1 << 30])
+@pytest.mark.parametrize(
+    ("path", "large_bytes"),
+    [("", 1), ("", 1 << 30), ("shm", 1 << 30), *((path, 1) for path in PATHS if path)],
+)
 async def test_frames_come_back_bit_for_bit_and_the_cache_stays_there(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, large_bytes: int
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str, large_bytes: int
 ) -> None:
-    # Payloads are authenticated on a thread, or on the event loop's.
+    # Payloads are authenticated on a thread, or on the event loop's. Small ones pass over the connection.
     monkeypatch.setattr(wire, "LARGE_BYTES", large_bytes)
-    place = await scene.place()
-    client = await scene.client(place)
+    place = await scene.place(path=path)
+    client = await scene.client(place, path=path)
     await scene.connected(client, 1)
+    assert client.link_kinds == path
     for index in range(CHUNKS):
         await scene.plays(client, index)
     assert place.server is not None
@@ -180,9 +94,13 @@ async def test_frames_come_back_bit_for_bit_and_the_cache_stays_there(
         assert torch.equal(frames, scene.expected[index])
 
 
-async def test_a_replaced_decode_worker_rebuilds_the_cache(scene: Scene) -> None:
-    place = await scene.place()
-    client = await scene.client(place)
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_replaced_decode_worker_rebuilds_the_cache(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    links_for_all(monkeypatch)
+    place = await scene.place(path=path)
+    client = await scene.client(place, path=path)
     await scene.connected(client, 1)
     for index in range(3):
         await scene.plays(client, index)
@@ -193,12 +111,18 @@ async def test_a_replaced_decode_worker_rebuilds_the_cache(scene: Scene) -> None
     async with asyncio.timeout(LIMIT_S):
         while await scene.decode(client, scene.job(3)) == [None]:
             await asyncio.sleep(0.05)
+    # Latents and the context before them have come over the same path.
+    assert client.link_kinds == path
     await scene.plays(client, 4)
 
 
-async def test_another_decode_worker_continues_for_one_that_died(scene: Scene) -> None:
-    places = [await scene.place("dec_1"), await scene.place("dec_2")]
-    client = await scene.client(*places)
+@pytest.mark.parametrize("path", PATHS)
+async def test_another_decode_worker_continues_for_one_that_died(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    links_for_all(monkeypatch)
+    places = [await scene.place("dec_1", path=path), await scene.place("dec_2", path=path)]
+    client = await scene.client(*places, path=path)
     await scene.connected(client, 2)
     for index in range(3):
         await scene.plays(client, index)
@@ -208,9 +132,13 @@ async def test_another_decode_worker_continues_for_one_that_died(scene: Scene) -
         await scene.plays(client, index)
 
 
-async def test_a_decode_worker_that_does_not_answer_costs_one_deadline(scene: Scene) -> None:
-    place = await scene.place()
-    client = await scene.client(place, timeout_s=2.0)
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_decode_worker_that_does_not_answer_costs_one_deadline(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    links_for_all(monkeypatch)
+    place = await scene.place(path=path)
+    client = await scene.client(place, timeout_s=2.0, path=path)
     await scene.connected(client, 1)
     assert place.server is not None
     async with place.server._turn:
@@ -364,6 +292,24 @@ async def test_the_allotment_follows_the_time_of_a_chunk(
     assert place.server.sessions != before
 
 
+async def test_the_time_of_a_chunk_is_measured_by_the_clock_of_all_times(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, processor seconds: as those of the start."""
+    place = await scene.place()
+    home = await scene.client(place)
+    await scene.connected(home, 1)
+    assert place.server is not None
+    ticks = itertools.count(step=3)
+    monkeypatch.setattr(place.server, "_times", replace(place.server._times, clock=lambda: next(ticks)))
+    observed: list[float] = []
+    monkeypatch.setattr(ChunkTime, "observe", lambda _, seconds: observed.append(seconds))
+    for index in range(3):
+        await scene.plays(home, index)
+    # Not that of a video's first chunk, which has fewer frames.
+    assert observed == [3, 3]
+
+
 async def test_a_chunk_waits_for_one_probe_of_an_idle_decode_worker(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +377,7 @@ async def test_a_decode_that_hangs_ends_the_decode_worker(
     hangs = Hangs(scene.decoder)
     cached = CachedDecoder(hangs, CPU, CacheTable(8))  # type: ignore[arg-type]
     served = DecodeServer(
-        "dec_1", MODEL, scene.config, cached, KEY, time.monotonic, ChunkTime(1.0), lambda _: 8
+        "dec_1", MODEL, scene.config, cached, KEY, time.monotonic, DecodeTimes(ChunkTime(1.0), lambda _: 8)
     )
     listener, port = await listen(served.serve, HOST, 0)
     home = DecodeClient("wrk_1", MODEL, scene.config, [f"tcp://{HOST}:{port}"], KEY, LIMIT_S, 4)
@@ -466,6 +412,9 @@ async def channel_to(place: Place) -> AsyncIterator[DecodeChannel]:
         yield channel
     finally:
         channel.abort()
+
+
+OTHER_KEY = b"o" * 32
 
 
 async def admitted(channel: DecodeChannel, key: bytes = KEY, purpose: str = PURPOSE) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -22,10 +23,12 @@ from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding import server
+from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
+from turboserve.worker.service import decode_roles
 from turboserve.worker.service import models as engines
+from turboserve.worker.service.decode_measurement import MEASURED_CHUNKS
 from turboserve.worker.service.decode_roles import (
-    MEASURED_CHUNKS,
     MOST_CACHES,
     LoadedDecoder,
     caches_that_fit,
@@ -52,11 +55,16 @@ class Counted:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.calls: list[bool] = []
+        self.rows: list[int] = []
+        self.waits_s = 0.0
+        """Time for which each decode waits without computing, seconds."""
         self.cache_bytes, self.weight_bytes = decoder.cache_bytes, decoder.weight_bytes
         self.workspace_bytes = decoder.workspace_bytes
 
     def decode(self, latents: Tensor, caches: Any) -> Any:
         self.calls.append(caches is not None)
+        self.rows.append(len(latents))
+        time.sleep(self.waits_s)
         return self._decoder.decode(latents, caches)
 
 
@@ -160,6 +168,25 @@ def test_a_decode_worker_has_decoded_before_it_is_asked(
     assert counted.calls == [False, True, *[True] * MEASURED_CHUNKS]
 
 
+def test_a_decode_worker_measures_as_many_rows_as_it_may_decode_at_once(
+    tiny_config: ModelConfig, make_models: Callable[..., Models]
+) -> None:
+    models = make_models(tiny_config)
+    counted = Counted(models.decoder)
+    given = dataclasses.replace(models, decoder=counted)
+    # Rows round differently. So on a CPU, one is the default.
+    assert list(load_decoder(Settings(roles="decode", decode_key=KEY), lambda _: given).by_rows) == [1]
+    assert set(counted.rows) == {1}
+    two = Settings(roles="decode", decode_key=KEY, decode_batch=3)
+    assert list(load_decoder(two, lambda _: given).by_rows) == [1, 2]
+    assert set(counted.rows) == {1, 2}
+    # The memory of all rows is set aside.
+    decoder, working = models.decoder, decode_bytes(models)
+    less = decoder.weight_bytes + 2 * working + 4 * decoder.cache_bytes
+    memory: dict[str, Any] = {"roles": "decode", "decode_key": KEY, "memory_bytes": less, "decode_batch": 2}
+    assert load_decoder(Settings(**memory), lambda _: models).room == 4
+
+
 @pytest.mark.parametrize(
     ("seconds", "room", "sessions"), [(0.1, 64, 4), (0.1, 3, 3), (0.15, 64, 3), (1.0, 64, 0)]
 )
@@ -172,7 +199,7 @@ def test_a_decode_worker_carries_what_its_time_and_memory_allow(
 ) -> None:
     """g = b / (L(b) k), with one chunk at a time and one decode for each chunk."""
     decoder = make_models(tiny_config).decoder
-    loaded = LoadedDecoder(decoder, tiny_config, "f", torch.device("cpu"), room, seconds)
+    loaded = LoadedDecoder(decoder, tiny_config, "f", torch.device("cpu"), room, {1: seconds})
     assert loaded.sessions(0.45 / tiny_config.chunk_media_s, seconds) == sessions
 
 
@@ -198,8 +225,15 @@ async def test_a_decode_worker_serves_what_it_measured_and_measures_again(
     tiny_config: ModelConfig, make_models: Callable[..., Models], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "IDLE_S", 0.01)
+    # It sets variables of the process.
+    monkeypatch.setattr(decode_roles, "confine_libraries", lambda _: None)
     models = make_models(tiny_config)
     counted = Counted(models.decoder)
+    # On a CPU, all times of a chunk are processor seconds, at the start and later: other processes of the
+    # machine change no allotment.
+    counted.waits_s = 0.2
+    changes: list[float] = []
+    monkeypatch.setattr(ChunkTime, "probed", lambda _, seconds: changes.append(seconds))
     given = dataclasses.replace(models, decoder=counted)
     runtime = Started()
     settings = Settings(roles="decode", decode_key=KEY, transfer_host="127.0.0.1")
@@ -214,8 +248,10 @@ async def test_a_decode_worker_serves_what_it_measured_and_measures_again(
     try:
         async with asyncio.timeout(60.0):
             await home.wait_until_known(60.0)
-            while len(counted.calls) < began + 1 + MEASURED_CHUNKS:
+            while not changes:
                 await asyncio.sleep(0.01)
+        assert len(counted.calls) >= began + 2 * MEASURED_CHUNKS
+        assert 0 < changes[0] < counted.waits_s
         assert home.limited(1) == 1
         capacity = home.capacity(9)
         assert capacity is not None

@@ -44,7 +44,7 @@ from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable
 from turboserve.worker.model.presets import SHIPPED
 from turboserve.worker.remote_decoding import role_server, server, text_server
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
-from turboserve.worker.remote_decoding.server import DecodeServer
+from turboserve.worker.remote_decoding.server import DecodeServer, DecodeTimes
 from turboserve.worker.remote_decoding.text_server import TextServer
 from turboserve.worker.replicas.toyworld import load_toyworld
 from turboserve.worker.service.decode_roles import key_of
@@ -450,8 +450,7 @@ async def test_a_home_takes_no_more_sessions_than_its_decode_workers_carry(
         decoder,
         key_of(settings),
         time.monotonic,
-        ChunkTime(1.0),
-        lambda _: 3,
+        DecodeTimes(ChunkTime(1.0), lambda _: 3),
     )
     serving = asyncio.create_task(served.run())
     listener, port = await listen(served.serve, "127.0.0.1", 0)

@@ -7,11 +7,14 @@
 - `split`: with `--profile`, the split of the workers that carries the most sessions; `split.neustream`: that
   of NeuStream's own formula and Algorithm 2, and the sessions that it carries by our measure.
 
+- `paths`: with `--paths`, time and processor time of a chunk's way to a decode worker and back, over the
+  connection (`tcp`) and over links of two backends (`roles_paths`). Measured, in turns within one run.
+- `batches`: with `--batch N`, the time of a decode of up to N sessions of toyworld on the CPU. Measured.
 - `plant`: with `--plant`, the most sessions whose chunks are in time, in virtual time (`roles_plant`).
 
-Sizes are computed by formula, on tensors without memory. Nothing is measured, and the text encoder's weights
-do not count. The latencies of the plant are declared. As shipped, they are those of `longlive-1-3b` with the
-Wan VAE on an H100.
+Sizes are computed by formula, on tensors without memory. Nothing else is measured, and the text encoder's
+weights do not count. The latencies of the plant are declared. As shipped, they are those of `longlive-1-3b`
+with the Wan VAE on an H100.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.console import Group
 from rich.table import Table
 
 from turboserve.bench.report import BenchError
@@ -48,6 +52,13 @@ def run(
     decode_s: Annotated[
         float, typer.Option(min=0.001, help="Declared time to decode one session's chunk, seconds.")
     ] = 0.253,
+    paths: Annotated[
+        bool, typer.Option("--paths", help="Measure the ways of a chunk to a decode worker and back.")
+    ] = False,
+    chunks: Annotated[int, typer.Option(min=8, help="Chunks on each way.")] = 80,
+    batch: Annotated[
+        int, typer.Option(min=1, max=16, help="Measure decodes of up to so many sessions on the CPU.")
+    ] = 1,
 ) -> dict[str, Any]:
     """Show what a worker without decoders' caches saves, and how to divide workers into roles."""
     from turboserve.bench.engine.models import PUBLIC_DECODERS
@@ -61,6 +72,14 @@ def run(
         "decoder": decoder,
         "models": {name: _memory(name, decoder, round(memory_gb * GB)) for name in PUBLIC},
     }
+    if paths:
+        from turboserve.bench.roles_paths import MODELS, measured
+
+        result["paths"] = {name: measured(name, chunks) for name in MODELS}
+    if batch > 1:
+        from turboserve.bench.roles_paths import batches
+
+        result["batches"] = batches(batch)
     if plant:
         result["plant"] = _plant(model, result["models"][model], workers, denoise_s, decode_s)
     if profile is not None:
@@ -153,8 +172,48 @@ def _split(name: str, memory: Mapping[str, Any], workers: int, profile: Path) ->
     }
 
 
-def table(result: Mapping[str, Any]) -> Table:
+def table(result: Mapping[str, Any]) -> Group:
     """Format the result of `run`."""
+    return Group(sizes_table(result), *_paths(result), *_batches(result))
+
+
+def _paths(result: Mapping[str, Any]) -> list[Table]:
+    shown = []
+    for name, one in result.get("paths", {}).items():
+        sizes = f"{one['latent_bytes'] / 1e6:.2f} MB of latents, {one['frame_bytes'] / 1e6:.2f} MB of frames"
+        title = f"A chunk of {name} to a decode worker and back: {sizes}"
+        made = Table(
+            "path",
+            "median, ms",
+            "P95, ms",
+            "processor, ms",
+            "median to tcp",
+            "processor to tcp",
+            title=title,
+            title_justify="left",
+            box=box.SIMPLE,
+        )
+        for path, each in one["paths"].items():
+            ratio = one["to_tcp"].get(path, {"median_s": 1.0, "processor_s": 1.0})
+            times = (each[key] * 1e3 for key in ("median_s", "p95_s", "processor_s"))
+            ratios = (ratio[key] for key in ("median_s", "processor_s"))
+            made.add_row(path, *(f"{value:.2f}" for value in times), *(f"{value:.2f}" for value in ratios))
+        shown.append(made)
+    return shown
+
+
+def _batches(result: Mapping[str, Any]) -> list[Table]:
+    if (found := result.get("batches")) is None:
+        return []
+    title = f"Decodes of {found['model']} on the CPU; at once are decoded: {found['chosen']}"
+    made = Table("sessions", "ms", "gain over one by one", title=title, title_justify="left", box=box.SIMPLE)
+    for count, seconds in found["seconds"].items():
+        made.add_row(count, f"{seconds * 1e3:.1f}", f"{found['gain'][count]:.2f}")
+    return [made]
+
+
+def sizes_table(result: Mapping[str, Any]) -> Table:
+    """Format sizes, split and plant."""
     shown = Table(
         "model",
         "session, GB",

@@ -64,7 +64,9 @@ class RoleWorker:
         if self._kind == DECODE:
             config = packed_config(profile.config)
             decoder = VirtualDecoder(config, self._scale.chunk_s, compute)
-            loaded = LoadedDecoder(decoder, config, fingerprint, CPU, self._scale.room, self._scale.chunk_s)
+            loaded = LoadedDecoder(
+                decoder, config, fingerprint, CPU, self._scale.room, {1: self._scale.chunk_s}
+            )
             self.decodes = await serve_decoder(runtime, settings, loaded, name, self._listen, thread, clock)
             return
         encoder = VirtualTextEncoder(profile.config, LatencyProfile(profile.text_s), compute)

@@ -144,8 +144,9 @@ class Settings(Shared):
     on a CPU a C++ compiler is required. Measure first whether it pays."""
     decode_batch: int | None = Field(default=None, ge=1)
     """Largest number of sessions whose chunks are decoded together; measured latencies choose the number.
-    None: on a GPU, as many as a twentieth of its memory decodes. On a CPU, one: that is as fast there, and a
-    session's frames do not depend on the other sessions, bit for bit."""
+    For `roles=decode`: those whose chunks wait. None: on a GPU, as many as a twentieth of its memory decodes.
+    On a CPU, one: that is as fast there, and a session's frames do not depend on the other sessions, bit for
+    bit."""
     roles: Literal["denoise,decode", "denoise", "decode", "text"] = "denoise,decode"
     """What the worker computes. `denoise`: it owns its sessions and publishes their chunks, and has them
     decoded by the decode workers of `decode_workers`. Sessions take less memory then. `decode`: it owns no
@@ -178,7 +179,8 @@ class Settings(Shared):
     """Port of the transfer address. 0: any free port."""
     transfer_backends: tuple[Literal["nccl", "gloo", "nixl", "shm"], ...] = ("nccl", "shm", "gloo")
     """Transfer backends, the best first. The first one that both workers can use transfers a state: `nccl`
-    needs two GPUs, `shm` one x86-64 machine and one user. `nixl` needs the worker's extra of that name."""
+    needs two GPUs, `shm` one x86-64 machine and one user. `nixl` needs the worker's extra of that name. With
+    roles, latents and frames use them as well, but not `nccl`: they are in host memory."""
     tier_alpha: TierAlpha = TIER_ALPHA
     """Width of a tier of playout slack, as a multiple of a chunk's time T: a session is urgent below a credit
     of this many T, and relaxed above twice as many. A worker has room for a rescued session if one with a

@@ -145,6 +145,24 @@ class CachedDecoder:
         self.caches.put(job.session, job.digest, after, self._clock())
         return shown
 
+    @torch.inference_mode()
+    def decode_together(self, jobs: Sequence[DecodeJob]) -> list[Tensor]:
+        """As `decode` of each job, in one batch. Their results depend on each other by rounding only.
+
+        The jobs are of different sessions, and each continues a cache that is here.
+        """
+        caches = [self.caches.find(job.session, job.base) for job in jobs if job.base is not None]
+        present = [cache for cache in caches if cache is not None]
+        if len(present) != len(jobs):
+            raise InvalidRebuildError("decoder: a batch has a chunk without its cache")
+        latents = torch.stack([job.latents for job in jobs]).to(self._device)
+        frames, after = self._decoder.decode(latents, present)
+        shown = [to_host(each) for each in frames]
+        settle(self._device)
+        for job, cache in zip(jobs, after, strict=True):
+            self.caches.put(job.session, job.digest, cache, self._clock())
+        return shown
+
 
 @torch.inference_mode()
 def rebuilt_cache(decoder: Decoder, context: Sequence[Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -28,6 +28,8 @@ from turboserve.worker.remote_decoding.frames import (
     NoCache,
 )
 from turboserve.worker.remote_decoding.introduction import introduce
+from turboserve.worker.remote_decoding.linking import make_links, offered
+from turboserve.worker.remote_decoding.payload_links import BackendRests
 from turboserve.worker.remote_decoding.ports import RolePorts
 from turboserve.worker.remote_decoding.routing import (
     RECONNECT_S,
@@ -48,6 +50,7 @@ from turboserve.worker.remote_decoding.routing import (
     next_pause_s,
 )
 from turboserve.worker.transfer.errors import DeadlineExceededError, TransferError
+from turboserve.worker.transfer.links import Links
 from turboserve.worker.transfer.target import parse_address
 
 CONNECT_S = 5.0
@@ -75,13 +78,16 @@ class DecodeClient:
         capacity: int,
         own: int = 0,
         ports: RolePorts = MACHINE,
+        links: Links | None = None,
     ) -> None:
         """`worker`, `model`: id and `state_fingerprint` of this worker. `addresses`, `key`: of the decode
         workers. `timeout_s`: limit of one question, seconds. `capacity`: K of this worker. `own`: sessions
-        that it can decode itself."""
+        that it can decode itself. `links`: over which payloads pass where both ends can. The client closes
+        them."""
         self._worker, self._model, self._config = worker, model, config
         self._addresses, self._key, self._timeout_s = addresses, key, timeout_s
         self._connect, self._now, self._wait = ports.connect, ports.now, ports.wait
+        self._links, self._rests = links, {address: BackendRests(ports.now) for address in addresses}
         self.router = DecodeRouter()
         self._capacity = capacity
         self._allotted = AllottedSessions(addresses, own, ports.now())
@@ -100,12 +106,20 @@ class DecodeClient:
             self._loop = None
             for connection in [*self._connections.values()]:
                 connection.close()
+            if self._links is not None:
+                self._links.close()
 
     async def wait_until_known(self, seconds: float) -> None:
         """Wait until every decode worker has said what it allots, for so long at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._known.wait()
+
+    @property
+    def link_kinds(self) -> str:
+        """Backends over which payloads pass, of all connections. Empty: over the connections themselves."""
+        kinds = (connection.link_kinds for connection in self._connections.values())
+        return "/".join(dict.fromkeys(filter(None, kinds)))
 
     def limited(self, capacity: int) -> int:
         """Return K, or fewer sessions if the decode workers allot no more."""
@@ -208,7 +222,9 @@ class DecodeClient:
         self._connections[connection.worker] = connection
         self.router.handle(DecoderConnected(connection.worker), self._now())
         metrics.decode_workers.set(self.router.workers)
-        log.info("decode worker ready", worker=connection.worker, address=address)
+        log.info(
+            "decode worker ready", worker=connection.worker, address=address, links=connection.link_kinds
+        )
         asking = asyncio.create_task(self._ask_allotments(connection, address))
         try:
             await connection.closed.wait()
@@ -217,6 +233,8 @@ class DecodeClient:
             connection.close()
             # First: an answer that is here already is not taken.
             asking.cancel()
+            for backend in connection.failed_links:
+                self._rests[address].failed(backend)
             self._allotted.lost(address, self._now())
             self.router.handle(DecoderDisconnected(connection.worker), self._now())
             metrics.decode_workers.set(self.router.workers)
@@ -252,6 +270,16 @@ class DecodeClient:
         except TimeoutError:
             raise DeadlineExceededError(f"{address}: no connection within {CONNECT_S:g} s") from None
         channel = DecodeChannel(reader, writer)
-        hello = DecodeHello(model=self._model, capacity=self._capacity)
-        worker = await introduce(channel, PURPOSE, self._worker, hello, self._key, CONNECT_S)
-        return DecodeConnection(worker, channel, self._config)
+        links, rests = self._links, self._rests[address]
+        usable = () if links is None else rests.usable(links.backends)
+        hello = DecodeHello(model=self._model, capacity=self._capacity, link=offered(links, address, usable))
+        welcome, keys = await introduce(channel, PURPOSE, self._worker, hello, self._key, CONNECT_S)
+        if welcome.link is not None and links is not None:
+            try:
+                await make_links(
+                    links, channel, welcome.link, address, keys.link, first=False, failed=rests.failed
+                )
+            except BaseException:
+                channel.abort()
+                raise
+        return DecodeConnection(welcome.worker, channel, self._config)

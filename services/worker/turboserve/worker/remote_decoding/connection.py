@@ -22,6 +22,7 @@ from turboserve.worker.remote_decoding.frames import (
     TensorSpec,
 )
 from turboserve.worker.transfer.channel import unexpected
+from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import DeadlineExceededError, PeerLostError
 
 
@@ -37,14 +38,27 @@ class DecodeConnection:
         self._turn = asyncio.Lock()
         self._numbers = itertools.count()
 
+    @property
+    def link_kinds(self) -> str:
+        """Backends over which payloads pass. Empty: they pass over the connection."""
+        links = self._channel.links
+        return "" if links is None else links.kinds
+
+    @property
+    def failed_links(self) -> frozenset[str]:
+        """Backends that have failed at a payload."""
+        links = self._channel.links
+        return frozenset() if links is None else frozenset(links.failed)
+
     async def ask(self, job: DecodeJob, *, with_context: bool, seconds: float) -> NoCache | NoRoom | Tensor:
         """The frames of a chunk, or what the worker lacks. A failed connection closes.
 
         Raises `TransferError`.
         """
+        deadline = Deadline(seconds, asyncio.get_running_loop().time)
         try:
             async with asyncio.timeout(seconds), self._turn:
-                return await self._ask(job, with_context, seconds)
+                return await self._ask(job, with_context, deadline)
         except (TimeoutError, DeadlineExceededError):
             self.late = True
             self.close()
@@ -54,7 +68,7 @@ class DecodeConnection:
             self.close()
             raise
 
-    async def _ask(self, job: DecodeJob, with_context: bool, seconds: float) -> NoCache | NoRoom | Tensor:
+    async def _ask(self, job: DecodeJob, with_context: bool, deadline: Deadline) -> NoCache | NoRoom | Tensor:
         if self.closed.is_set():
             raise PeerLostError(f"{self.worker}: the connection is closed")
         payloads: tuple[Tensor, ...] = (job.latents,)
@@ -71,8 +85,8 @@ class DecodeConnection:
             latents=TensorSpec.of(payloads[0]),
             context=TensorSpec.of(payloads[1]) if with_context else None,
         )
-        await self._channel.post(question, payloads, seconds)
-        answer = await self._channel.next(seconds)
+        await self._channel.post(question, payloads, deadline.left())
+        answer = await self._channel.next(deadline.left())
         if not isinstance(answer, ChunkFrames | NoCache | NoRoom) or answer.number != number:
             raise unexpected(answer)
         if not isinstance(answer, ChunkFrames):
@@ -80,7 +94,7 @@ class DecodeConnection:
         width, height = self._config.frame_size
         frames = len(job.latents) * self._config.frames_per_latent
         count = frames if job.base is not None else frames - self._config.frames_per_latent + 1
-        return await self._channel.payload(answer.frames, (count, height, width, 3), seconds)
+        return await self._channel.payload(answer.frames, (count, height, width, 3), deadline.left())
 
     async def ask_allotment(self, seconds: float) -> Allotment:
         """What the worker allots to this one. A failed connection closes.

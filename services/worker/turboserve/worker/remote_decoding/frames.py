@@ -1,10 +1,10 @@
-"""The frames between a worker and a decode worker or text worker: JSON and payloads, all with MACs."""
+"""The frames between a worker and a decode worker or text worker: JSON with MACs, and payloads."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
@@ -14,9 +14,21 @@ from torch import Tensor
 
 from turboserve.contracts.base import Id
 from turboserve.worker.engine.streams import bytes_of
-from turboserve.worker.transfer.channel import MAC_BYTES, Channel, limited, mac_of
+from turboserve.worker.remote_decoding.payload_links import PayloadLinks
+from turboserve.worker.transfer.channel import MAC_BYTES, Channel, limited, mac_of, unexpected
+from turboserve.worker.transfer.deadline import Deadline
 from turboserve.worker.transfer.errors import AuthenticationError, TransferProtocolError
-from turboserve.worker.transfer.frames import Challenge, Denied, Open, Proof, Refuse
+from turboserve.worker.transfer.frames import (
+    Challenge,
+    Denied,
+    Hello,
+    Linked,
+    Open,
+    Proof,
+    Refuse,
+    StoreEntry,
+    Welcome,
+)
 
 PURPOSE = "decode"
 """Name of what is asked for, in the place of a migration's session in the handshake."""
@@ -26,7 +38,8 @@ PROMPT_LIMIT = 65_536
 """Maximum length of a prompt, characters: more than the API takes."""
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "uint8")}
 LARGE_BYTES = 1 << 20
-"""Payloads from this size are copied and authenticated on a thread: 14 MB take about 15 ms each."""
+"""Payloads from this size are copied and authenticated on a thread: 14 MB take about 15 ms each. Smaller ones
+pass over the connection: threads to wait for a link take more time than their copies."""
 T = TypeVar("T")
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -57,6 +70,8 @@ class DecodeHello(_DecodeFrame):
     """`state_fingerprint` of the worker's model: both must have the same weights."""
     capacity: int = Field(ge=1, le=1 << 20)
     """The worker's K, as far as it is not the decode workers that limit it."""
+    link: Hello | None = None
+    """How the worker can transfer payloads over links. None: not at all, or an earlier version."""
 
 
 class DecodeWelcome(_DecodeFrame):
@@ -65,6 +80,8 @@ class DecodeWelcome(_DecodeFrame):
     type: Literal["decode_welcome"] = "decode_welcome"
     worker: Id
     """Id of the decode worker."""
+    link: Hello | None = None
+    """With it, both ends make links now, of these backends. None: payloads pass over the connection."""
 
 
 class AskAllotment(_DecodeFrame):
@@ -124,6 +141,16 @@ class NoRoom(_DecodeFrame):
     number: int
 
 
+class TensorsFollow(_DecodeFrame):
+    """Either direction, on a connection with links: the payloads of the frame before come now."""
+
+    type: Literal["tensors_follow"] = "tensors_follow"
+    offer: dict[str, Any] | None = None
+    """The backend's description of the memory (`Link.offer`). None: they come over the connection."""
+    digest: str = Field(default="", max_length=128)
+    """See `Announced.digest`."""
+
+
 class EncodePrompt(_DecodeFrame):
     """worker → text worker: encode this prompt."""
 
@@ -155,6 +182,11 @@ DecodeFrame = Annotated[
     | ChunkFrames
     | NoCache
     | NoRoom
+    | Hello
+    | Welcome
+    | StoreEntry
+    | Linked
+    | TensorsFollow
     | EncodePrompt
     | PromptEmbedding,
     Field(discriminator="type"),
@@ -165,6 +197,8 @@ class DecodeChannel(Channel):
     """A connection between a worker and a decode worker: frames, and payloads between them."""
 
     frames: ClassVar[TypeAdapter[Any]] = TypeAdapter(DecodeFrame)
+    links: PayloadLinks | None = None
+    """Over which payloads pass. None: over the connection."""
 
     @property
     def left(self) -> bool:
@@ -174,10 +208,27 @@ class DecodeChannel(Channel):
             reader.at_eof() or reader.exception() is not None
         )
 
+    def abort(self) -> None:
+        """See `Channel.abort`. Closes the links as well."""
+        if self.links is not None:
+            self.links.close()
+        super().abort()
+
+    async def close(self) -> None:
+        """See `Channel.close`. Closes the links as well."""
+        if self.links is not None:
+            self.links.close()
+        await super().close()
+
     async def post(self, frame: DecodeFrame, payloads: tuple[Tensor, ...], seconds: float) -> None:
-        """Send one frame and its payloads. Raises the errors of `Channel.send`."""
+        """Send one frame and its payloads. Raises the errors of `Channel.send` and of the links."""
         async with limited(seconds, "payload: not within"):
             await self._send(frame, seconds)
+            if payloads and self.links is not None:
+                if sum(tensor.nbytes for tensor in payloads) >= LARGE_BYTES:
+                    await self.post_linked(payloads, seconds)
+                    return
+                await self._send(TensorsFollow(), seconds)
             for tensor in payloads:
                 data = await _beside(tensor.nbytes, partial(bytes_of, tensor))
                 mac = await self._seal(data)
@@ -185,25 +236,54 @@ class DecodeChannel(Channel):
                 self._writer.write(mac)
                 await self._writer.drain()
 
+    async def post_linked(self, payloads: Sequence[Tensor], seconds: float) -> None:
+        """Send payloads over the link. Raises `TransferError`."""
+        assert self.links is not None
+        deadline = Deadline(seconds)
+        announced = await self.links.announce(payloads, deadline)
+        await self._send(TensorsFollow(offer=dict(announced.offer), digest=announced.digest), seconds)
+        if announced.left is not None:
+            await self.links.send(announced.left, deadline)
+
     async def next(self, seconds: float) -> DecodeFrame:
         """Receive the next frame. Raises the errors of `Channel.receive`."""
         return cast(DecodeFrame, await self.receive(seconds))
 
     async def payload(self, spec: TensorSpec, shape: tuple[int, ...], seconds: float) -> Tensor:
-        """Receive the payload of `spec`, which must have this shape. Raises the errors of `receive`."""
-        if spec.shape != shape or spec.dtype not in DTYPES:
-            raise TransferProtocolError(f"payload: {spec.dtype} {spec.shape}, need {shape}")
-        dtype = DTYPES[spec.dtype]
-        size = torch.Size(shape).numel() * dtype.itemsize
+        """Receive the payload of `spec`, which must have this shape. Raises the errors of `payloads`."""
+        [found] = await self.payloads([(spec, shape)], seconds)
+        return found
+
+    async def payloads(
+        self, wanted: Sequence[tuple[TensorSpec, tuple[int, ...]]], seconds: float
+    ) -> list[Tensor]:
+        """Receive all payloads of a frame, which must have these shapes.
+
+        Raises the errors of `receive` and of the links.
+        """
+        for spec, shape in wanted:
+            if spec.shape != shape or spec.dtype not in DTYPES:
+                raise TransferProtocolError(f"payload: {spec.dtype} {spec.shape}, need {shape}")
         async with limited(seconds, "payload: not within"):
-            data = await self._reader.readexactly(size)
-            mac = await self._reader.readexactly(MAC_BYTES)
-            assert self._receive_key is not None
-            wanted = await _beside(size, partial(mac_of, self._receive_key, self._received, data))
-            if not hmac.compare_digest(mac, wanted):
-                raise AuthenticationError(f"payload: number {self._received} fails its MAC")
-            self._received += 1
-            copied = await _beside(size, partial(bytearray, data))
+            follow = TensorsFollow() if self.links is None else await self.next(seconds)
+            if not isinstance(follow, TensorsFollow):
+                raise unexpected(follow)
+            if self.links is None or follow.offer is None:
+                return [await self._payload(DTYPES[spec.dtype], shape) for spec, shape in wanted]
+            found = [torch.empty(shape, dtype=DTYPES[spec.dtype]) for spec, shape in wanted]
+            await self.links.receive(follow.offer, follow.digest, found, Deadline(seconds))
+            return found
+
+    async def _payload(self, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        data = await self._reader.readexactly(size)
+        mac = await self._reader.readexactly(MAC_BYTES)
+        assert self._receive_key is not None
+        wanted = await _beside(size, partial(mac_of, self._receive_key, self._received, data))
+        if not hmac.compare_digest(mac, wanted):
+            raise AuthenticationError(f"payload: number {self._received} fails its MAC")
+        self._received += 1
+        copied = await _beside(size, partial(bytearray, data))
         return torch.frombuffer(copied, dtype=dtype).view(shape)
 
     async def _seal(self, data: bytes) -> bytes:

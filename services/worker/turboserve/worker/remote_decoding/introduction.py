@@ -10,15 +10,15 @@ from turboserve.worker.transfer.frames import Open
 
 async def introduce(
     channel: DecodeChannel, purpose: str, worker: str, hello: DecodeHello, key: bytes, limit_s: float
-) -> str:
-    """Prove the key, and say what this worker has. Returns the id of the worker at the other end.
+) -> tuple[DecodeWelcome, handshake.Keys]:
+    """Prove the key, and say what this worker has. Returns the answer, and the keys of the connection.
 
     `purpose`: what is asked for there. `worker`: id of this one. `limit_s`: limit of each answer, seconds.
     Raises `TransferError`. The channel is aborted then.
     """
     opened = Open(session=purpose, migration=0, worker=worker, nonce=handshake.new_nonce())
     try:
-        await handshake.authenticate(channel, opened, key, limit_s)
+        keys = await handshake.authenticate(channel, opened, key, limit_s)
         await channel.post(hello, (), limit_s)
         welcome = await channel.next(limit_s)
         if not isinstance(welcome, DecodeWelcome):
@@ -26,4 +26,4 @@ async def introduce(
     except BaseException:
         channel.abort()
         raise
-    return welcome.worker
+    return welcome, keys

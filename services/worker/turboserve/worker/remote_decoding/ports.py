@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter
+from turboserve.worker.transfer.interface import Interface
 
 BUFFER_BYTES = 4 << 20
 """Frames that are read at once, bytes: a chunk of a public model has 14 MB."""
@@ -49,3 +50,5 @@ class RolePorts:
     connect: Connect = CONNECT
     now: Callable[[], float] = time.monotonic
     wait: LoopWait = wait_on_thread
+    interface: Interface | None = None
+    """At which links to decode workers listen. None: payloads pass over connections."""

@@ -21,10 +21,13 @@ from turboserve.worker.remote_decoding.frames import (
     DecodeHello,
     DecodeWelcome,
 )
+from turboserve.worker.remote_decoding.linking import make_links, offered
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse, unexpected
 from turboserve.worker.transfer.errors import LayoutMismatchError, TransferError
+from turboserve.worker.transfer.frames import Hello, Open
 from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
+from turboserve.worker.transfer.links import Links
 
 ADMIT_S = 3.0
 """Longest time until a peer has proved the key, seconds."""
@@ -56,10 +59,13 @@ class RoleServer(ABC):
         key: bytes,
         now: Callable[[], float],
         thread: Executor | None = None,
+        links: Links | None = None,
     ) -> None:
         """`purpose`: name of what is asked for, in the handshake. `model`: `state_fingerprint` of the
-        weights. `key`: that the workers must prove. `thread`: that of the device. None: a new one."""
+        weights. `key`: that the workers must prove. `thread`: that of the device. None: a new one. `links`:
+        over which payloads pass where both ends can."""
         self._purpose, self._worker, self._model, self._key, self._now = purpose, worker, model, key, now
+        self._links = links
         self._half_open = HalfOpenConnections(now=now)
         self._serving: dict[asyncio.Task[None], DecodeChannel] = {}
         self._turn = asyncio.Lock()
@@ -87,6 +93,8 @@ class RoleServer(ABC):
             if self._serving:
                 await asyncio.wait([*self._serving], timeout=END_S)
             self._thread.shutdown(wait=False)
+            if self._links is not None:
+                self._links.close()
 
     async def serve(self, reader: ByteReader, writer: ByteWriter) -> None:
         """Serve one connection until its end."""
@@ -104,13 +112,14 @@ class RoleServer(ABC):
         try:
             with self._half_open.held(channel.peer, channel.abort):
                 async with asyncio.timeout(ADMIT_S):
-                    opened, _ = await handshake.admit(channel, self._key_of, ADMIT_S)
+                    opened, keys = await handshake.admit(channel, self._key_of, ADMIT_S)
         except (TransferError, TimeoutError) as error:
             self._half_open.refused(channel.peer, error)
             return
         try:
-            capacity = await self._welcome(channel)
-            log.info("worker asks here", worker=opened.worker, purpose=self._purpose)
+            capacity = await self._welcome(channel, opened, keys)
+            links = "" if channel.links is None else channel.links.kinds
+            log.info("worker asks here", worker=opened.worker, purpose=self._purpose, links=links)
             while True:
                 question = await channel.next(QUIET_S)
                 await self._question(channel, opened.worker, capacity, question)
@@ -135,15 +144,24 @@ class RoleServer(ABC):
     def _key_of(self, purpose: str, number: int) -> bytes | None:
         return self._key if (purpose, number) == (self._purpose, 0) else None
 
-    async def _welcome(self, channel: DecodeChannel) -> int:
-        """Answer a worker's first frame. Returns the worker's K."""
+    async def _welcome(self, channel: DecodeChannel, opened: Open, keys: handshake.Keys) -> int:
+        """Answer a worker's first frame, and make links where both ends can. Returns the worker's K."""
         hello = await channel.next(ADMIT_S)
         if not isinstance(hello, DecodeHello):
             raise unexpected(hello)
         if hello.model != self._model:
             raise LayoutMismatchError(f"model: {hello.model}, {self._model} is computed here")
-        await channel.post(DecodeWelcome(worker=self._worker), (), ADMIT_S)
+        own = None if hello.link is None else self._offered(opened.worker, hello.link)
+        await channel.post(DecodeWelcome(worker=self._worker, link=own), (), ADMIT_S)
+        if own is not None and hello.link is not None and self._links is not None:
+            theirs = hello.link.model_copy(update={"backends": own.backends})
+            await make_links(self._links, channel, theirs, opened.worker, keys.link, first=True)
         return hello.capacity
+
+    def _offered(self, worker: str, theirs: Hello) -> Hello | None:
+        """What is answered about links: the backends that both ends can use."""
+        common = [] if self._links is None else self._links.common(theirs, quiesced=True)
+        return offered(self._links, worker, common)
 
     async def _on_device(self, call: Callable[[], T]) -> T:
         """Return the result of a call on the device's thread. One that hangs ends the process."""

@@ -7,17 +7,19 @@ the last chunk that it has seen names it. A chunk that continues another one get
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from turboserve import logs
 from turboserve.telemetry import tracer
-from turboserve.telemetry_names import CHUNK_INDEX, PERIODIC, SESSION
+from turboserve.telemetry_names import BATCH_SIZE, CHUNK_INDEX, PERIODIC, SESSION
 from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import CachedDecoder, DecodeJob
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.allotments import DividedSessions
@@ -41,6 +43,7 @@ from turboserve.worker.transfer.errors import (
     PeerLostError,
     TransferProtocolError,
 )
+from turboserve.worker.transfer.links import Links
 
 IDLE_S = 30.0
 """Time without a measured chunk after which the worker measures one, seconds."""
@@ -48,8 +51,37 @@ log = logs.get("decoding")
 _trace = tracer("worker")
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """A chunk that waits for its turn."""
+
+    job: DecodeJob
+    channel: DecodeChannel
+    frames: Tensor | None = None
+    """Set if it was decoded together with an earlier one."""
+
+
+@dataclass(frozen=True)
+class DecodeTimes:
+    """What a decode worker knows of its times."""
+
+    chunk: ChunkTime
+    """Of one chunk alone."""
+    sessions: Callable[[float], int]
+    """Time of a chunk → sessions that the worker carries in real time."""
+    batches: LatencyProfile | None = None
+    """Time of some chunks together, by number, as measured at the start. None: each is decoded alone."""
+    rows: int = 1
+    """Largest number of chunks together: the memory has room for so many."""
+    clock: Callable[[], float] = time.monotonic
+    """That of all these times."""
+
+
 class DecodeServer(RoleServer):
-    """Serves all connections of one decode worker. It decodes one chunk at a time, in order of arrival."""
+    """Serves all connections of one decode worker, in order of arrival.
+
+    It decodes one chunk at a time, or those of several sessions that wait where that was measured to pay.
+    """
 
     def __init__(
         self,
@@ -59,19 +91,22 @@ class DecodeServer(RoleServer):
         decoder: CachedDecoder,
         key: bytes,
         now: Callable[[], float],
-        time: ChunkTime,
-        sessions: Callable[[float], int],
+        times: DecodeTimes,
         thread: Executor | None = None,
+        links: Links | None = None,
     ) -> None:
-        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `time`: of a
-        chunk. `sessions`: time of a chunk → sessions that the worker carries in real time. `thread`: see
-        `RoleServer`."""
-        super().__init__(PURPOSE, worker, model, key, now, thread)
+        """`model`: `state_fingerprint` of the weights. `key`: that the workers must prove. `thread`: see
+        `RoleServer`. `links`: over which payloads pass where both ends can. The server closes them."""
+        super().__init__(PURPOSE, worker, model, key, now, thread, links)
         self._config, self._decoder = config, decoder
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
-        self._time, self._sessions = time, sessions
-        self._divided = DividedSessions(sessions(time.seconds), worker)
+        self._times = times
+        self._divided = DividedSessions(times.sessions(times.chunk.seconds), worker)
+        self._waiting: list[_Waiting] = []
         self.decoded = 0
+        """Number of chunks."""
+        self.decodes = 0
+        """Number of decodes. Each has one chunk or more."""
         self._measured_s = now()
         metrics.decode_sessions.set(self.sessions)
 
@@ -102,14 +137,16 @@ class DecodeServer(RoleServer):
             except Exception:
                 log.exception("time of a chunk not measured")
                 continue
-            self._measured(self._time.probed(min(seconds)))
+            self._measured(self._times.chunk.probed(min(seconds)))
 
     def _measured(self, changed: bool) -> None:
         self._measured_s = self._now()
         if changed:
-            self._divided.sessions = sessions = self._sessions(self._time.seconds)
+            self._divided.sessions = sessions = self._times.sessions(self._times.chunk.seconds)
             metrics.decode_sessions.set(sessions)
-            log.info("time of a chunk changed", chunk_s=round(self._time.seconds, 4), sessions=sessions)
+            log.info(
+                "time of a chunk changed", chunk_s=round(self._times.chunk.seconds, 4), sessions=sessions
+            )
 
     async def _question(
         self, channel: DecodeChannel, worker: str, capacity: int, question: DecodeFrame
@@ -131,13 +168,14 @@ class DecodeServer(RoleServer):
 
     async def _answer(self, channel: DecodeChannel, question: DecodeChunk) -> None:
         shape = self._config.latent_shape
-        latents = await channel.payload(question.latents, shape, ANSWER_S)
-        context: tuple[Tensor, ...] = ()
+        wanted: list[tuple[TensorSpec, tuple[int, ...]]] = [(question.latents, shape)]
         if question.context is not None:
             count = question.context.shape[0] if question.context.shape else 0
             if not 1 <= count <= self._context_limit:
                 raise TransferProtocolError(f"context: {count} chunks, at most {self._context_limit}")
-            context = (await channel.payload(question.context, (count, *shape), ANSWER_S)).unbind(0)
+            wanted.append((question.context, (count, *shape)))
+        latents, *before = await channel.payloads(wanted, ANSWER_S)
+        context = tuple(chunk for part in before for chunk in part.unbind(0))
         job = DecodeJob(question.session, question.index, latents, question.base, question.digest, context)
         found = await self._decoded(job, channel)
         if isinstance(found, Tensor):
@@ -148,25 +186,84 @@ class DecodeServer(RoleServer):
 
     async def _decoded(self, job: DecodeJob, channel: DecodeChannel) -> Tensor | type[NoCache] | type[NoRoom]:
         """The chunk's frames, or what is missing. Raises `PeerLostError` if the worker has left meanwhile."""
-        async with self._turn:
-            if channel.left:
-                # The worker no longer waits. To decode its chunk would delay those of the others.
-                raise PeerLostError(f"chunk {job.index}: its worker has not waited")
-            rebuilds = not self._decoder.has_cache(job)
-            if rebuilds and not job.context:
-                return NoCache
-            if not self._decoder.caches.admits(job.session, self._now()):
-                metrics.decodes_refused.add(1)
-                return NoRoom
-            attributes: dict[str, str | int | bool] = {SESSION: job.session, CHUNK_INDEX: job.index}
-            with _trace.start_as_current_span("decode chunk", attributes={**attributes, PERIODIC: True}):
-                began = self._now()
-                frames = await self._on_device(partial(self._decoder.decode, job))
-            seconds = self._now() - began
+        own = _Waiting(job, channel)
+        self._waiting.append(own)
+        try:
+            async with self._turn:
+                return await self._in_turn(own) if own.frames is None else own.frames
+        finally:
+            self._waiting.remove(own)
+
+    async def _in_turn(self, own: _Waiting) -> Tensor | type[NoCache] | type[NoRoom]:
+        job = own.job
+        if own.channel.left:
+            # The worker no longer waits. To decode its chunk would delay those of the others.
+            raise PeerLostError(f"chunk {job.index}: its worker has not waited")
+        rebuilds = not self._decoder.has_cache(job)
+        if rebuilds and not job.context:
+            return NoCache
+        if not self._decoder.caches.admits(job.session, self._now()):
+            metrics.decodes_refused.add(1)
+            return NoRoom
+        attributes: dict[str, str | int | bool] = {SESSION: job.session, CHUNK_INDEX: job.index}
+        with _trace.start_as_current_span("decode chunk", attributes={**attributes, PERIODIC: True}) as span:
+            if others := self._others(own):
+                span.set_attribute(BATCH_SIZE, 1 + len(others))
+                await self._together([own, *others])
+            if own.frames is None:
+                own.frames = await self._alone(job, counts=job.base is not None and not rebuilds)
+        metrics.decoder_caches_rebuilt.add(rebuilds)
+        return own.frames
+
+    async def _alone(self, job: DecodeJob, *, counts: bool) -> Tensor:
+        """Decode one chunk. `counts`: whether its time is that of every chunk.
+
+        A video's first chunk has fewer frames, and a rebuilt cache costs more than one decode.
+        """
+        began = self._now()
+        frames, seconds = await self._on_device(lambda: self._timed(lambda: self._decoder.decode(job)))
+        metrics.decode_duration.record(self._now() - began)
+        if counts:
+            self._measured(self._times.chunk.observe(seconds))
+        self.decoded += 1
+        self.decodes += 1
+        return frames
+
+    async def _together(self, batch: Sequence[_Waiting]) -> None:
+        """Decode several chunks at once. Without a result, each is decoded alone: one may be the cause."""
+        began = self._now()
+        try:
+            found = await self._on_device(lambda: self._decoder.decode_together([each.job for each in batch]))
+        except DEVICE_LOST:
+            raise
+        except Exception:
+            log.exception("chunks not decoded together", chunks=len(batch))
+            return
+        seconds = self._now() - began
+        self.decodes += 1
+        for each, frames in zip(batch, found, strict=True):
             metrics.decode_duration.record(seconds)
-            if job.base is not None and not rebuilds:
-                # A video's first chunk has fewer frames, and a rebuilt cache costs more than one decode.
-                self._measured(self._time.observe(seconds))
-            metrics.decoder_caches_rebuilt.add(rebuilds)
             self.decoded += 1
-            return frames
+            each.frames = frames
+
+    def _others(self, first: _Waiting) -> list[_Waiting]:
+        """The waiting chunks that are decoded together with the first one: those of other sessions that
+        continue caches that are here, as many as pay."""
+        batches = self._times.batches
+        if batches is None or not self._continues(first.job):
+            return []
+        fitting = {first.job.session: first}
+        for each in self._waiting:
+            alike = each.job.latents.dtype == first.job.latents.dtype and self._continues(each.job)
+            if alike and each.frames is None and not each.channel.left:
+                fitting.setdefault(each.job.session, each)
+        count = batches.paying_batch(min(self._times.rows, len(fitting)))
+        return [*fitting.values()][1:count]
+
+    def _continues(self, job: DecodeJob) -> bool:
+        return job.base is not None and self._decoder.has_cache(job)
+
+    def _timed(self, call: Callable[[], Tensor]) -> tuple[Tensor, float]:
+        began = self._times.clock()
+        found = call()
+        return found, self._times.clock() - began

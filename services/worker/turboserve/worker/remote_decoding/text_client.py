@@ -159,6 +159,6 @@ class TextClient:
         """Connect. Raises `OSError` and `TransferError`."""
         channel = DecodeChannel(*await self._connect(*parse_address(address)))
         hello = DecodeHello(model=self._model, capacity=1)
-        worker = await introduce(channel, TEXT_PURPOSE, self._worker, hello, self._key, self._timeout_s)
-        log.info("text worker ready", worker=worker, address=address)
+        welcome, _ = await introduce(channel, TEXT_PURPOSE, self._worker, hello, self._key, self._timeout_s)
+        log.info("text worker ready", worker=welcome.worker, address=address)
         return channel

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
-import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,28 +23,34 @@ from turboserve.worker.engine.decode_jobs import (
     CachedDecoder,
     CacheTable,
     DecodeJob,
-    digest_of_latents,
 )
 from turboserve.worker.engine.decoding_apart import OWN_CACHES, DecodingApart
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import BudgetTooSmallError
+from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import Decoder
 from turboserve.worker.engine.models import Models
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.remote_decoding.chunk_time import ChunkTime
 from turboserve.worker.remote_decoding.client import DecodeClient
 from turboserve.worker.remote_decoding.ports import RolePorts
-from turboserve.worker.remote_decoding.server import DecodeServer
-from turboserve.worker.service.models import free_bytes
+from turboserve.worker.remote_decoding.server import DecodeServer, DecodeTimes
+from turboserve.worker.service.decode_measurement import (
+    MEASURED_CHUNKS,
+    clock_of,
+    measured_again,
+    seconds_by_rows,
+    warm_up,
+)
+from turboserve.worker.service.models import decodes_at_once, free_bytes
 from turboserve.worker.service.role_serving import Listen, at_interface, serve_role
 from turboserve.worker.settings import Settings, addresses_of
+from turboserve.worker.transfer.interface import Interface, confine_libraries, find_interface
+from turboserve.worker.transfer.links import Links
 
 KEEP_S = 30.0
 """Time for which a decode worker keeps an unused cache, although another session has no room, seconds."""
 MOST_CACHES = 1_024
-WARM_UP_CHUNKS = 2
-MEASURED_CHUNKS = 3
-"""Further chunks of which the fastest is a decode worker's time of a chunk: noise only adds time."""
 
 log = logs.get("decoding")
 Spawn = Callable[[Coroutine[Any, Any, Any], str], object]
@@ -83,10 +88,20 @@ def decode_elsewhere(
         capacity,
         OWN_CACHES,
         ports,
+        payload_links(settings, ports.interface, engine.device, engine.fingerprint),
     )
     apart.remote = client
     spawn(client.run(), "decode workers")
     return client
+
+
+def payload_links(
+    settings: Settings, interface: Interface | None, device: torch.device, fingerprint: str
+) -> Links | None:
+    """The links over which latents and frames pass, by the backends of migrations. None: no interface."""
+    if interface is None:
+        return None
+    return Links(settings.transfer_backends, device, fingerprint, interface)
 
 
 def key_of(settings: Settings) -> bytes:
@@ -130,8 +145,13 @@ class LoadedDecoder:
     device: torch.device
     room: int
     """Number of caches that the device memory holds."""
-    seconds: float
-    """Time of one chunk at the start. On a CPU, processor seconds: see `warm_up.measure`."""
+    by_rows: Mapping[int, float]
+    """Time of a decode at the start by its number of sessions, seconds by `clock_of(device)`."""
+
+    @property
+    def seconds(self) -> float:
+        """Time of one chunk at the start."""
+        return self.by_rows[1]
 
     def sessions(self, margin: float, seconds: float) -> int:
         """Sessions that it decodes in real time, if a chunk takes `seconds`.
@@ -152,11 +172,12 @@ def load_decoder(settings: Settings, load: Callable[[Settings], Models]) -> Load
         models.fingerprint,
         decode_bytes(models),
     )
+    rows = decodes_at_once(models, settings, memory_bytes(settings, device, decoder))
     del models
     free_networks(device)
-    room = caches_that_fit(decoder, working, memory_bytes(settings, device, decoder))
-    seconds = warm_up(decoder, config, device, WARM_UP_CHUNKS + MEASURED_CHUNKS)
-    return LoadedDecoder(decoder, config, fingerprint, device, room, min(seconds[WARM_UP_CHUNKS:]))
+    room = caches_that_fit(decoder, rows * working, memory_bytes(settings, device, decoder))
+    by_rows = seconds_by_rows(decoder, config, device, min(rows, room))
+    return LoadedDecoder(decoder, config, fingerprint, device, room, by_rows)
 
 
 def free_networks(device: torch.device) -> None:
@@ -165,41 +186,6 @@ def free_networks(device: torch.device) -> None:
     if device.type == "cuda":
         # PyTorch keeps their memory, and the device does not count it as free.
         torch.cuda.empty_cache()
-
-
-def warm_up(
-    decoder: Decoder,
-    config: ModelConfig,
-    device: torch.device,
-    chunks: int = WARM_UP_CHUNKS,
-    clock: Callable[[], float] | None = None,
-) -> list[float]:
-    """Decode the first chunks of a video. Returns the time of each, as in `LoadedDecoder.seconds`.
-
-    A device's first decode takes longer than a home waits. `clock`: that of the time; None: as at the start.
-    """
-    if clock is None:
-        clock = time.process_time if device.type == "cpu" else time.monotonic
-    cached, latents = CachedDecoder(decoder, device, CacheTable(1)), torch.zeros(config.latent_shape)
-    base: str | None = None
-    seconds: list[float] = []
-    for index in range(chunks):
-        digest = digest_of_latents(index, latents)
-        began = clock()
-        cached.decode(DecodeJob("warm-up", index, latents, base, digest, ()))
-        # A clock may not have moved.
-        seconds.append(max(clock() - began, 1e-6))
-        base = digest
-    return seconds
-
-
-def measured_again(loaded: LoadedDecoder, clock: Callable[[], float]) -> float:
-    """Return the time of a chunk now, by `clock`.
-
-    The first chunk of a video has fewer frames. So it is that of the second one. Their cache is not kept: a
-    worker has memory for no further one while it rebuilds a session's.
-    """
-    return warm_up(loaded.decoder, loaded.config, loaded.device, 2, clock)[1]
 
 
 def memory_bytes(settings: Settings, device: torch.device, decoder: Decoder) -> int:
@@ -223,9 +209,10 @@ async def start_decode_worker(
 
     Raises the errors of `load_decoder`, `InterfaceError` and `OSError`.
     """
-    listening = at_interface(settings)
+    listening, interface = at_interface(settings), find_interface(settings.transfer_host)
     loaded = await asyncio.to_thread(load_decoder, settings, load)
-    await serve_decoder(runtime, settings, loaded, name, listening)
+    confine_libraries(interface)
+    await serve_decoder(runtime, settings, loaded, name, listening, interface=interface)
 
 
 async def serve_decoder(
@@ -236,18 +223,28 @@ async def serve_decoder(
     listening: Listen,
     thread: Executor | None = None,
     device_clock: Callable[[], float] | None = None,
+    interface: Interface | None = None,
 ) -> DecodeServer:
     """Serve workers with a loaded decoder, until the runtime stops. Raises `OSError`.
 
-    `thread`: see `RoleServer`. `device_clock`: time on this thread. None: the runtime's.
+    `thread`: see `RoleServer`. `device_clock`: that of the times of a chunk. None: the device's own.
+    `interface`: at which links listen. None: payloads pass over connections.
     """
     now = runtime.clock.monotonic
     decoder = CachedDecoder(loaded.decoder, loaded.device, CacheTable(loaded.room, KEEP_S), now)
-    carries = partial(loaded.sessions, settings.real_time_margin)
-    model, config, first_s = loaded.fingerprint, loaded.config, ChunkTime(loaded.seconds)
-    served = DecodeServer(name, model, config, decoder, key_of(settings), now, first_s, carries, thread)
+    clock = device_clock or clock_of(loaded.device)
+    times = DecodeTimes(
+        ChunkTime(loaded.seconds),
+        partial(loaded.sessions, settings.real_time_margin),
+        LatencyProfile(loaded.by_rows),
+        max(loaded.by_rows),
+        clock,
+    )
+    model, config, key = loaded.fingerprint, loaded.config, key_of(settings)
+    links = payload_links(settings, interface, loaded.device, model)
+    served = DecodeServer(name, model, config, decoder, key, now, times, thread, links)
     address = await serve_role(runtime, served, listening, "decode server")
-    probe = partial(measured_again, loaded, device_clock or now)
+    probe = partial(measured_again, loaded.decoder, loaded.config, loaded.device, clock)
     runtime.spawn(served.measure_idle(probe, MEASURED_CHUNKS), "decode time")
     log.info(
         "decode worker serves",
@@ -256,6 +253,7 @@ async def serve_decoder(
         device=str(loaded.device),
         caches=loaded.room,
         chunk_s=round(loaded.seconds, 4),
+        chunks_at_once=LatencyProfile(loaded.by_rows).paying_batch(max(loaded.by_rows)),
         sessions=served.sessions,
     )
     return served

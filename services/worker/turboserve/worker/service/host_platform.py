@@ -232,7 +232,7 @@ class HostPlatform:
 
     def role_ports(self) -> RolePorts:
         """See `Platform.role_ports`."""
-        return RolePorts()
+        return RolePorts(interface=self._interface)
 
     def peers(self, directory: Path, worker: str) -> HostDirectory:
         """See `Platform.peers`."""

@@ -57,6 +57,10 @@ class Link(ABC):
         """Name of the link at both ends."""
         self.closed = False
 
+    def holds(self, size: int) -> bool:
+        """Whether a transfer of so many bytes ends at the source before the target takes any."""
+        return False
+
     def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         """At the source: prepare the pages. Returns what the target needs to access them, as JSON."""
         return {}

@@ -197,17 +197,23 @@ class Links:
             self._idle.pop()[2].close()
         self._threads.shutdown(wait=False)
 
-    def _choose(self, hello: Hello, quiesced: bool) -> str:
+    def common(self, hello: Hello, quiesced: bool) -> list[str]:
+        """The backends that both workers can use, in the target's order of preference.
+
+        `quiesced`: what is transferred is in host memory.
+        """
         near = hello.machine == shm.machine() != ""
-        common = [
+        return [
             name
             for name in hello.backends
             if name in self.backends
             and (near or name != "shm")
-            and (name != "nccl" or self._nccl_reaches(hello))
+            # State in host memory is not sent by device backends.
+            and (name != "nccl" or (not quiesced and self._nccl_reaches(hello)))
         ]
-        # State in host memory is not sent by device backends.
-        common = [name for name in common if name != "nccl" or not quiesced]
+
+    def _choose(self, hello: Hello, quiesced: bool) -> str:
+        common = self.common(hello, quiesced)
         if not common:
             raise NoCommonBackendError(f"backends: {list(self.backends)} here, {list(hello.backends)} there")
         return common[0]

@@ -114,6 +114,10 @@ class ShmLink(Link):
         """At the target: process, number and nonce of the file that `_slots` maps."""
         self._staging = Staging()
 
+    def holds(self, size: int) -> bool:
+        """See `Link.holds`."""
+        return size <= SLOTS * PIECE_BYTES
+
     def offer(self, pages: LocalPages, page_range: range, deadline: Deadline) -> dict[str, Any]:
         """See `Link.offer`."""
         if self._file is None or self._slots is None:
