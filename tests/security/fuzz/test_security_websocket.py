@@ -23,8 +23,8 @@ from turboserve.gateway.stream.client_messages import ClientMessage
 FRAMES = 2_000
 """Minimum number of frames."""
 MANY_FRAMES = 100_000
-ROUNDS = 1_000
-"""Maximum number of rounds. Each sends hundreds of frames, until there were enough."""
+FRAMES_EACH = 100
+"""A round sends hundreds of frames, so enough are sent before there were as many rounds as if it sent these."""
 CONCURRENT = 8
 MESSAGES_EACH = 60
 GROWTH_BYTES = 64 << 20
@@ -161,7 +161,7 @@ def raw_frames(target: Target, session: str, frames: int) -> int:
 
         where = address(target, session, "alice")
 
-        @attacks(ROUNDS)
+        @attacks(frames // FRAMES_EACH)
         def each(hostile: Hostile) -> None:
             nonlocal sent
             if sent < frames:
@@ -173,9 +173,10 @@ def raw_frames(target: Target, session: str, frames: int) -> int:
 def structured_messages(target: Target, session: str, frames: int) -> int:
     sent = 0
     with asyncio.Runner() as runner:
+        where = address(target, session, "bob")
 
         async def talk(hostile: Hostile) -> int:
-            socket = await RawSocket.open(address(target, session, "bob"))
+            socket = await RawSocket.open(where)
             said = 0
             try:
                 while said < MESSAGES_EACH and await socket.send(message(hostile, SCHEMA)):
@@ -190,7 +191,7 @@ def structured_messages(target: Target, session: str, frames: int) -> int:
             each = (Hostile(hostile.random.getrandbits(64)) for _ in range(CONCURRENT))
             return sum(await asyncio.gather(*map(talk, each)))
 
-        @attacks(ROUNDS)
+        @attacks(frames // FRAMES_EACH)
         def some(hostile: Hostile) -> None:
             nonlocal sent
             if sent < frames:
