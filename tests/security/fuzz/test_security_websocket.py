@@ -24,7 +24,7 @@ FRAMES = 2_000
 """Minimum number of frames."""
 MANY_FRAMES = 100_000
 FRAMES_EACH = 100
-"""A round sends hundreds of frames, so enough are sent before there were as many rounds as if it sent these."""
+"""Minimum number of frames of a round, which mostly sends hundreds: see `attacks`."""
 CONCURRENT = 8
 MESSAGES_EACH = 60
 GROWTH_BYTES = 64 << 20
