@@ -270,3 +270,19 @@ def test_no_demand_ends_the_learner_and_its_choice_is_repeatable(
         assert all(math.isfinite(value) for value in ours.numbers().values())
         assert all(controller.pool.target <= policy.most for controller in ours._controllers)
         assert all(sums.cost_s >= 0 and sums.late >= 0 for sums in ours.sums)
+
+
+def test_feedback_that_is_not_validated_has_all_fields_and_is_valid() -> None:
+    pool = VirtualPool(2, 5, 10.0, 0.5, 0.0)
+    pool.demand(13, 1.0)
+    found = pool.feedback(1.0)
+    assert found.waiting == 3
+    assert vars(found).keys() == LoadFeedback.model_fields.keys()
+    assert LoadFeedback(**{**vars(found), "model": "m"}) == found.model_copy(update={"model": "m"})
+    trace = clustered(1)
+    simulation = Simulation(trace, Plant(), Controlled(policy_for(Plant()), default_table(), 2))
+    simulation.advance(60.0)
+    found = simulation.fleet.feedback(60.0)
+    assert found.required > 0
+    assert vars(found).keys() == LoadFeedback.model_fields.keys()
+    assert LoadFeedback(**vars(found)) == found

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from turboserve.simulation import huge_pages
 from turboserve.simulation.huge_pages import VARIABLES, environment_of
 
 PROGRAM, LIBC, SWITCH = "/opt/bin/turboserve", "glibc 2.36", "always [madvise] never"
@@ -51,3 +52,20 @@ def test_a_process_keeps_its_arguments(tmp_path: Path) -> None:
         [sys.executable, "-c", code, str(switch)], env=plain, capture_output=True, text=True, check=True
     )
     assert ran.stdout.split() == ["malloc", str(switch)]
+
+
+def test_only_processes_that_start_within_the_block_have_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switch = tmp_path / "enabled"
+    switch.write_text(SWITCH)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huge_pages, "SWITCH", switch)
+    monkeypatch.setattr(huge_pages, "_libc", lambda: LIBC)
+    with huge_pages.huge_pages_for_children():
+        assert not VARIABLES.keys() & os.environ.keys(), "pytest is not the command"
+    monkeypatch.setattr(sys, "argv", [PROGRAM])
+    with huge_pages.huge_pages_for_children():
+        assert VARIABLES.items() <= os.environ.items()
+    assert not VARIABLES.keys() & os.environ.keys()

@@ -1,5 +1,6 @@
 """Gather policies, profiles, budgets: pure parts of the engine, over many cases."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -301,3 +302,16 @@ def test_tiers_are_as_wide_as_the_worker_says(alpha: float, first: str) -> None:
     short = candidate("short", credit_s=0.11, alpha=alpha)
     long = candidate("long", steps_left=2 * STEPS, credit_s=0.19, alpha=alpha)
     assert [one.session for one in tiers.gather([short, long], LINEAR, 2)] == [first]
+
+
+def test_answers_of_a_profile_follow_its_samples() -> None:
+    chance = random.Random(5)
+    profile = LatencyProfile({1: 0.05, 2: 0.08, 8: 0.2})
+    for _ in range(120):
+        fresh = LatencyProfile(profile.to_mapping())
+        for limit in (1, 3, 6, 12):
+            assert profile(limit) == fresh(limit)
+            assert profile.paying_batch(limit, 0.05) == fresh.paying_batch(limit, 0.05)
+            assert profile.paying_batch(limit, 0.4) == fresh.paying_batch(limit, 0.4)
+        size = chance.choice((1, 2, 3, 6, 8))
+        profile.observe(size, 0.03 * size * chance.uniform(0.5, 4.0))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.experiments.autoscale.load_feedback import MODEL, load_feedback
 from turboserve.experiments.autoscale.outcome import DebtWindow, ScalingOutcome
 from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.running import RunningSessions
@@ -15,8 +15,8 @@ from turboserve.scheduler.placement.interface import Assigner, Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.types import Demand, Migration, MigrationKind, SessionState, WorkerState
+from turboserve.static_frozen import with_fields
 
-MODEL = "m"
 STATE_BYTES = 0
 """Bytes of a session's state. A migration costs the plant's `migration_s`, which is α of the links."""
 REST_S = 2.0
@@ -111,7 +111,7 @@ class Fleet:
                 if since is not None:
                     self._gave_up(now - since)
                 self.cluster.put_session(
-                    replace(state, suspended=state.worker is not None, target=None, reserved=None)
+                    with_fields(state, suspended=state.worker is not None, target=None, reserved=None)
                 )
             case SessionChange.DEPARTURE:
                 self.running.stop(session)
@@ -147,7 +147,7 @@ class Fleet:
 
     def _put(self, session: str, worker: str, now: float) -> None:
         waited_s, state = now - self._waiting.pop(session), self.cluster.sessions[session]
-        self.cluster.put_session(replace(state, worker=worker, suspended=False, target=None))
+        self.cluster.put_session(with_fields(state, worker=worker, suspended=False, target=None))
         if waited_s > 0:
             self.outcome.waited += 1
         self.running.start(session, worker)
@@ -158,7 +158,7 @@ class Fleet:
         migrations = self._rebalancer.propose(self.cluster, now)
         for migration in migrations:
             self.cluster.put_session(
-                replace(self.cluster.sessions[migration.session], target=migration.target)
+                with_fields(self.cluster.sessions[migration.session], target=migration.target)
             )
         return migrations
 
@@ -169,7 +169,7 @@ class Fleet:
             return
         self.outcome.migrated_at.append(now)
         rests = now + REST_S if migration.kind is not MigrationKind.DRAIN else state.rests_until
-        self.cluster.put_session(replace(state, worker=migration.target, target=None, rests_until=rests))
+        self.cluster.put_session(with_fields(state, worker=migration.target, target=None, rests_until=rests))
         if not state.suspended:
             self.running.stop(migration.session)
             self.running.start(migration.session, migration.target)
@@ -249,27 +249,16 @@ class Fleet:
             return False
         self._absorbs = on
         for worker, state in self._serving.items():
-            self._serving[worker] = replace(state, absorbs=on)
+            self._serving[worker] = with_fields(state, absorbs=on)
             self.cluster.put_worker(self._serving[worker])
         return on
 
     def feedback(self, now: float) -> LoadFeedback:
-        """Return the scheduler's feedback, with its own sums (`scheduler.feedback`)."""
-        entries = self.cluster.entries
-        ready = [entries[worker] for worker in self._wanted()]
+        """Return the scheduler's feedback."""
         debt = self._debt.share(now)
         self.outcome.debt_peak = max(self.outcome.debt_peak, debt)
-        return LoadFeedback(
-            model=MODEL,
-            rho_max=max((entry.held / entry.slots for entry in ready), default=0.0),
-            required=sum(len(entries[w].here) for w in self._serving) + len(self._waiting),
-            waiting=len(self._waiting),
-            capacity=sum(entry.slots for entry in ready),
-            workers=len(ready),
-            quality_debt=debt,
-            floor_capacity=len(ready) * self.plant.floor_capacity,
-            at=now,
-        )
+        floor_slots, entries = self.plant.floor_capacity, self.cluster.entries
+        return load_feedback(self._serving, entries, len(self._waiting), debt, floor_slots, now)
 
     def _wanted(self) -> list[str]:
         return [worker for worker, state in self._serving.items() if not state.draining]
@@ -282,7 +271,7 @@ class Fleet:
         entries = self.cluster.entries
         least = sorted(self._wanted(), key=lambda w: (entries[w].held + len(entries[w].suspended), w))
         for worker in least[:surplus]:
-            self._serving[worker] = replace(self._serving[worker], draining=True)
+            self._serving[worker] = with_fields(self._serving[worker], draining=True)
             self.cluster.put_worker(self._serving[worker])
         self._release_empty()
 

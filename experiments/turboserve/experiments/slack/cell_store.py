@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cache
 from multiprocessing import get_context
@@ -17,6 +18,7 @@ import turboserve
 from turboserve.experiments.slack import cells
 from turboserve.experiments.slack.cells import Cell, CellResult, CprBounds
 from turboserve.experiments.slack.metrics import StreamMetrics
+from turboserve.simulation.huge_pages import huge_pages_for_children
 
 RESULT, BOUNDS = "result", "bounds"
 """Kinds of kept files."""
@@ -48,12 +50,16 @@ class CellStore:
         self._bounds: dict[Cell, CprBounds] = {}
         self._source = source_digest()
         """As the run begins: each process imports the code at once."""
+        self._open = ExitStack()
         # Spawned, not forked: this process may have threads.
         self._pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> CellStore:
+        if self._pool is not None:
+            # The pool starts its processes when they are needed.
+            self._open.enter_context(huge_pages_for_children())
         return self
 
     def __exit__(
@@ -61,6 +67,7 @@ class CellStore:
     ) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+        self._open.close()
 
     def run(self, wanted: Iterable[Cell]) -> dict[Cell, CellResult]:
         """Return the result of each cell."""

@@ -28,6 +28,7 @@ from turboserve.experiments.slack.real import run_real
 from turboserve.experiments.slack.real import table as real_table
 from turboserve.experiments.slack.rows import FULL, QUICK, WORKLOAD_PARTS, Row, rows_of
 from turboserve.experiments.slack.workloads import WORKLOADS
+from turboserve.simulation.huge_pages import use_huge_pages
 
 FIRST_SEED = 100
 """Seeds below this were used for tuning."""
@@ -96,6 +97,9 @@ def run(
     used = dict.fromkeys([*(row.cell.policy for row in rows), *compared])
     lacking = {name: reason for name in used if (reason := POLICIES[name].not_built) is not None}
     numbers = list(range(first_seed, first_seed + size.seeds))
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1 and "decisions" not in parts:
+        use_huge_pages()
     began_s, began_cpu_s = time.monotonic(), _cpu_s()
     result: dict[str, Any] = {
         "definitions": DEFINITIONS,
@@ -108,7 +112,6 @@ def run(
         "not_built": lacking,
         "meaning": {name: POLICIES[name].meaning for name in used},
     }
-    jobs = jobs or os.cpu_count() or 1
     wanted = {row: _cells_of(row, numbers) for row in rows if row.cell.policy not in lacking}
     most = sum(map(len, wanted.values())) + len(compared) * len(numbers) * (size.halvings + 1)
     # A bisection that ends early leaves some of the cells out.

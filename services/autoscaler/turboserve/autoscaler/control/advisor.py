@@ -23,7 +23,9 @@ Beyond the paper:
 from __future__ import annotations
 
 import math
+from functools import partial
 
+from turboserve.autoscaler.control import reasons
 from turboserve.autoscaler.control.absorption import (
     DEBT_WINDOW_S,
     LATE_CHUNKS,
@@ -35,17 +37,17 @@ from turboserve.autoscaler.control.absorption import (
 )
 from turboserve.autoscaler.control.budget import EPSILON, LatencyOf, budget, fullest, would_hold
 from turboserve.autoscaler.control.decode_workers import DecodeWorkers, decode_too, decoded, denoised
-from turboserve.autoscaler.control.events import Advice, PoolObserved, ScalingAction
+from turboserve.autoscaler.control.events import Advice, Explain, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.feedback_monitor import FeedbackMonitor
 from turboserve.autoscaler.control.headroom import Headroom
 from turboserve.autoscaler.control.policy import ControlPolicy
+from turboserve.autoscaler.control.reasons import hold, limited
 from turboserve.autoscaler.control.scale_in import FARTHEST, Peak, ScaleInBackoff
 from turboserve.autoscaler.control.shortage import ShortageMemory
 from turboserve.autoscaler.control.triggers import overload
 from turboserve.autoscaler.control.workload import Forecast
 from turboserve.contracts.autoscale import LevelParameters
 from turboserve.contracts.pool import LoadFeedback
-from turboserve.wording import counted
 
 
 class Advisor:
@@ -62,7 +64,9 @@ class Advisor:
         self.policy = policy
         self.row = row
         """The table's parameters at the present volatility."""
-        self._basis = f"at level {row.level}"
+        self._headroom: Headroom | None = None
+        self._packed = row, row
+        """A row of the table, and the same at the upper edge of the band (`_ahead`)."""
         self.pool = PoolObserved(ready=0)
         self.capacity = policy.capacity
         """K as last reported, without the limit of decode workers."""
@@ -87,6 +91,11 @@ class Advisor:
         """Apply one feedback message at monotonic time `now`; returns whether it was accepted."""
         if not self.feedback_monitor.update(feedback, now):
             return False
+        self.accepted(feedback, now)
+        return True
+
+    def accepted(self, feedback: LoadFeedback, now: float) -> None:
+        """Apply one feedback message that `feedback_monitor` has accepted."""
         if feedback.workers > 0:
             self.capacity = max(denoised(feedback) // feedback.workers, 1)
             self.floor = floor_of(feedback, self.capacity)
@@ -95,11 +104,10 @@ class Advisor:
         if feedback.required > 0 or self._busy_at is None:
             self._busy_at = now
         self.forecast.observe(feedback.required, now)
-        return True
 
     def use(self, headroom: Headroom) -> None:
         """Replace the parameters in force."""
-        self.row, self._basis = headroom.row, headroom.basis
+        self.row, self._headroom = headroom.row, headroom
         self.peak_window_s = headroom.peak_window_s
         self.forecast.quantile = headroom.quantile
 
@@ -134,54 +142,52 @@ class Advisor:
         """Advise a pool of `size`, without regard to orders. `wakes`: an empty pool has got a session."""
         policy = self.policy
         if size == 0 and (wakes or self._is_wanted(now)):
-            return Advice(
-                ScalingAction.WAKE,
-                min(max(self._budget(), 1), policy.most),
-                "wake",
-                "a session needs a worker",
-            )
+            first = min(max(self._budget(), 1), policy.most)
+            return Advice(ScalingAction.WAKE, first, "wake", lambda: "a session needs a worker")
         if size > policy.most:
-            return Advice(ScalingAction.LIMITS, policy.most, "limit", f"the maximum size is {policy.most}")
+            return limited(policy.most, "maximum")
         if size < policy.least and not policy.scale_to_zero:
-            return Advice(ScalingAction.LIMITS, policy.least, "limit", f"the minimum size is {policy.least}")
+            return limited(policy.least, "minimum")
         feedback = self.feedback_monitor.feedback
         if feedback is None or self.feedback_monitor.is_stale(now):
-            return Advice(
-                ScalingAction.HOLD,
-                size,
-                "stale",
-                f"{self.feedback_monitor.silence(now)}; not scaling in",
-            )
-        needed, why = self._needs(feedback)
+            return hold(size, "stale", lambda: f"{self.feedback_monitor.silence(now)}; not scaling in")
+        needed, ahead = self._needs()
+        why = partial(self._calculation, feedback, needed, ahead)
         self._needed.add(needed, now)
         self._required.add(feedback.required, now)
         self._short_size = size if self._is_short(feedback, now) else None
         if needed <= size and self._short_size is not None:
-            needed, why = size + 1, f"{owed(feedback)}, so one more worker is needed"
+            needed, why = size + 1, partial(reasons.one_more, feedback)
         if needed > size:
             return self._out(size, feedback, needed, why, now)
-        found = Advice(ScalingAction.HOLD, size, "steady", why)
-        if needed < size or feedback.required == 0:
-            found = self._in(size, feedback, now)
-        if found.action is ScalingAction.HOLD and (short := self._undecoded(feedback)):
-            return Advice(ScalingAction.HOLD, size, "decode", f"{short}; no worker is added")
+        shrinks = needed < size or feedback.required == 0
+        found = self._in(size, feedback, now) if shrinks else hold(size, "steady", why)
+        if found.action is reasons.HOLD and (short := self._undecoded(feedback)):
+            return hold(size, "decode", lambda: f"{short}; no worker is added")
         return found
 
     def _is_wanted(self, now: float) -> bool:
         feedback = self.feedback_monitor.feedback
         return feedback is not None and feedback.required > 0 and not self.feedback_monitor.is_stale(now)
 
-    def _needs(self, feedback: LoadFeedback) -> tuple[int, str]:
-        """Return the workers for the present demand or the forecast, without limits, and the calculation."""
-        row = self.in_force
+    def _needs(self) -> tuple[int, bool]:
+        """Return the workers that are needed, without limits, and whether the forecast needs them."""
         now_needed = self._budget()
         ahead = self._ahead() if self.predictive else 0
-        if ahead > now_needed:
-            return ahead, f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
+        return (ahead, True) if ahead > now_needed else (now_needed, False)
+
+    def _calculation(self, feedback: LoadFeedback, needed: int, ahead: bool) -> str:
+        """Explain what `_needs` has returned."""
+        if ahead:
+            return f"{self.forecast.value:.1f} sessions are expected in {self.policy.horizon_s:g} s"
         required = math.ceil(decoded(feedback.required, feedback))
-        need = counted(required, "session needs", "sessions need")
-        quotient = f"⌈{required} / ({self.capacity} × {row.target_utilization:g})⌉"
-        return now_needed, f"{need} {quotient} = {counted(now_needed, 'worker')} {self._basis}"
+        target = self.in_force.target_utilization
+        return reasons.needed_by(required, self.capacity, target, needed, self._basis)
+
+    @property
+    def _basis(self) -> str:
+        headroom = self._headroom
+        return f"at level {self.row.level}" if headroom is None else headroom.basis
 
     def _is_short(self, feedback: LoadFeedback, now: float) -> bool:
         """Whether quality or lateness shows too few workers although counts do not.
@@ -211,13 +217,16 @@ class Advisor:
         """
         value = decoded(self.forecast.value or 0.0, self.feedback_monitor.feedback)
         capacity = self.floor if self.policy.quality_debt_limit > 0 else self.capacity
-        edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
-        packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
+        row, packed = self._packed
+        if row is not self.row or row is packed:
+            edge = min(self.row.target_utilization + self.policy.hysteresis, 1.0)
+            packed = self.row.model_copy(update={"target_utilization": edge, "latency_weight": 0.0})
+            self._packed = self.row, packed
         return budget(value, capacity, packed)
 
     # Out and in
 
-    def _out(self, size: int, feedback: LoadFeedback, needed: int, why: str, now: float) -> Advice:
+    def _out(self, size: int, feedback: LoadFeedback, needed: int, why: Explain, now: float) -> Advice:
         row, policy = self.in_force, self.policy
         trigger = overload(feedback, row.target_utilization, policy.hysteresis)
         if not trigger and self._short_size is not None:
@@ -225,25 +234,21 @@ class Advisor:
         elif not trigger and self.predictive and self._ahead() > size:
             trigger = "the forecast is above the capacity"
         if not trigger:
-            return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
+            return hold(size, "steady", reasons.in_band)
         if size >= policy.most:
-            return Advice(
-                ScalingAction.HOLD,
-                size,
-                "limit",
-                f"{trigger}; {why}, but the maximum size is {policy.most}",
-            )
+            return hold(size, "limit", lambda: f"{trigger}; {why()}, but the maximum size is {policy.most}")
         if self._rests(policy.out_cooldown_s, now):
-            return Advice(ScalingAction.HOLD, size, "cooling", f"{trigger}; cool-down after the last change")
-        return Advice(ScalingAction.OUT, min(needed, policy.most), "out", f"{trigger}; {why}")
+            return hold(size, "cooling", lambda: f"{trigger}; cool-down after the last change")
+        return Advice(ScalingAction.OUT, min(needed, policy.most), "out", lambda: f"{trigger}; {why()}")
 
     def _in(self, size: int, feedback: LoadFeedback, now: float) -> Advice:
         row, policy = self.in_force, self.policy
+        required = feedback.required
         edge = row.target_utilization - policy.hysteresis
         debt = owed(feedback) if policy.quality_debt_limit > 0 else ""
         if debt:
-            return Advice(ScalingAction.HOLD, size, "owed", f"{debt}; not scaling in")
-        mean = feedback.required / denoised(feedback) if feedback.capacity else 0.0
+            return hold(size, "owed", lambda: f"{debt}; not scaling in")
+        mean = required / denoised(feedback) if feedback.capacity else 0.0
         floor = self._floor(now)
         # A pool that may shrink to zero keeps no slots for an earlier peak.
         peak = self._required.over(self.peak_window_s, now)
@@ -252,30 +257,24 @@ class Advisor:
         kept = self._shortage.kept(self._required.over(window_s, now), now)
         lowest = max(self._needed.over(window_s, now), recent, floor)
         if kept >= size > lowest:
-            return Advice(ScalingAction.HOLD, size, "short", f"{self._shortage}; not scaling in")
+            return hold(size, "short", lambda: f"{self._shortage}; not scaling in")
         lowest = max(lowest, kept)
-        if lowest >= size or decode_too(feedback) or (mean >= edge - EPSILON and feedback.required > 0):
-            return Advice(ScalingAction.HOLD, size, "steady", "the load is within the target band")
+        if lowest >= size or decode_too(feedback) or (mean >= edge - EPSILON and required > 0):
+            return hold(size, "steady", reasons.in_band)
         since = self.feedback_monitor.since
         if since is None or now - since < window_s:
-            return Advice(
-                ScalingAction.HOLD, size, "settling", f"load reports do not cover the last {window_s:g} s yet"
-            )
+            return hold(size, "settling", lambda: f"load reports do not cover the last {window_s:g} s yet")
         if self._rests(policy.in_cooldown_s, now):
-            return Advice(ScalingAction.HOLD, size, "cooling", "cool-down after the last change")
+            return hold(size, "cooling", lambda: "cool-down after the last change")
         # The formula's own size must count as inside the band, even if a small K makes its load coarse.
         upper = max(row.target_utilization + policy.hysteresis, self._even_load(feedback))
         for rest in range(lowest, size):
-            if would_hold(feedback.required, self.capacity, min(feedback.workers, rest), upper):
-                reason = f"mean load {mean:.2f} is below the target "
-                reason += f"{row.target_utilization:.2f} − {policy.hysteresis:.2f}; "
-                reason += counted(rest, "worker holds", "workers hold")
-                reason += f" {counted(feedback.required, 'session')} {self._basis}"
-                if rest == recent:
-                    reason += f" and the peak of {peak} in the last {self.peak_window_s:g} s"
-                return Advice(ScalingAction.IN, rest, "in", reason)
-        held = counted(feedback.required, "session")
-        return Advice(ScalingAction.HOLD, size, "packed", f"fewer workers would not hold {held}")
+            if would_hold(required, self.capacity, min(feedback.workers, rest), upper):
+                most = f" and the peak of {peak} in the last {self.peak_window_s:g} s"
+                held = reasons.holds(rest, required, self._basis, most if rest == recent else "")
+                why = partial(reasons.too_large, mean, row.target_utilization, policy.hysteresis, held)
+                return Advice(ScalingAction.IN, rest, "in", why)
+        return hold(size, "packed", partial(reasons.packed, required))
 
     def _peak_slots(self, feedback: LoadFeedback) -> float:
         if self.policy.quality_debt_limit <= 0:

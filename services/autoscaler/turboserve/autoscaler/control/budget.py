@@ -35,12 +35,15 @@ def budget(
         return 0
     # At least one: rounding would give 0 workers for a forecast far below one session.
     base = max(math.ceil(required / (capacity * row.target_utilization) - EPSILON), 1)
-    weight = row.latency_weight / max(latency(1), EPSILON)
+    lone = latency(1)
+    weight = row.latency_weight / max(lone, EPSILON)
     worst = latency(fullest(required, base))
     # No number of workers lowers the latency below that of a lone session.
-    farthest = base + math.floor(weight * max(worst - latency(1), 0.0))
+    farthest = base + math.floor(weight * max(worst - lone, 0.0))
     if most is not None:
         farthest = min(farthest, max(most, base))
+    if farthest == base:
+        return base
     return min(
         range(base, farthest + 1),
         key=lambda size: (size + weight * latency(fullest(required, size)), size),

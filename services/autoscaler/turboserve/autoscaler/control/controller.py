@@ -107,7 +107,8 @@ class Controller:
     @property
     def learning(self) -> bool:
         """Whether the learned headroom is in force, and not a table."""
-        own = self.table == self._shipped and self.policy.quality_debt_limit <= 0
+        shipped = self.table is self._shipped or self.table == self._shipped
+        own = shipped and self.policy.quality_debt_limit <= 0
         return self.learner is not None and own
 
     def _headroom(self) -> Headroom:

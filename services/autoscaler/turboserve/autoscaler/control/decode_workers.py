@@ -71,7 +71,7 @@ class DecodeWorkers:
 
     def shortage(self, feedback: LoadFeedback, target_utilization: float) -> str:
         """Describe why only more decode workers help; empty if they are not the limit."""
-        need = self.need(feedback, target_utilization)
+        need = None if feedback.decoding is None else self.need(feedback, target_utilization)
         if need is None or not need.limits or need.needed is None or need.needed <= need.workers:
             return ""
         quotient = f"⌈{feedback.required} / ({self._each:.3g} × {target_utilization:g})⌉ = {need.needed}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from turboserve.contracts.autoscale import ProfileTable
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.static_frozen import statically_frozen
 
 # Events
 
@@ -17,7 +18,7 @@ class ControlTick:
     """Time has passed. Send it about every second: it detects silence and triggers delayed actions."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class FeedbackReceived:
     """The scheduler's feedback about the pool's model. It may be lost, late, repeated or wrong."""
 
@@ -37,7 +38,7 @@ class SessionChange(StrEnum):
     """Event session.suspended."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class SessionChanged:
     """Sessions of the pool's model were created or ended, or changed between active and idle."""
 
@@ -45,7 +46,7 @@ class SessionChanged:
     sessions: int = 1
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class PoolObserved:
     """The pool's present state. Starting workers count towards the target and do not serve yet."""
 
@@ -101,14 +102,24 @@ class ScalingAction(StrEnum):
     TABLE = "table"
 
 
-@dataclass(frozen=True)
+Explain = Callable[[], str]
+"""Makes a text on demand."""
+
+
+@statically_frozen(eq=False)
 class Advice:
     """An advised action and size. `cause` is one word for `reason`."""
 
     action: ScalingAction
     size: int
     cause: str
-    reason: str
+    explain: Explain
+    """Returns `reason`. Valid until the advisor gets another event: most advice is not recorded."""
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        return self.explain()
 
 
 @dataclass(frozen=True)

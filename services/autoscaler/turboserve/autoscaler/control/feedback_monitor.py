@@ -35,11 +35,15 @@ class FeedbackMonitor:
         if fault is not None:
             self.refuse(fault, now)
             return False
+        self.accept(feedback, now)
+        return True
+
+    def accept(self, feedback: LoadFeedback, now: float) -> None:
+        """Take one message that is known to be plausible and newer than the accepted ones."""
         if self.is_stale(now):
             self.since = now
         self.feedback, self.heard_at = feedback, now
         self._olds = 0
-        return True
 
     def refuse(self, fault: str, now: float) -> None:
         """Count one refused message."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from turboserve.contracts.autoscale import LevelParameters
+from turboserve.static_frozen import statically_frozen
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Headroom:
     """Parameters that decide how much room the pool keeps."""
 

@@ -81,22 +81,27 @@ class VirtualPool:
         """Return what a scheduler would report."""
         served = self._required - self.waiting
         fullest_load = fullest(served, self.ready) / self.capacity if self.ready else 0.0
-        return LoadFeedback.model_construct(
-            model="",
-            rho_max=fullest_load,
-            required=self._required,
-            waiting=self.waiting,
-            capacity=self.ready * self.capacity,
-            workers=self.ready,
-            quality_debt=0.0,
-            floor_capacity=None,
-            deficit=0.0,
-            at=now,
+        return LoadFeedback.of_valid_fields(
+            {
+                "model": "",
+                "rho_max": fullest_load,
+                "required": self._required,
+                "waiting": self.waiting,
+                "capacity": self.ready * self.capacity,
+                "workers": self.ready,
+                "quality_debt": 0.0,
+                "deficit": 0.0,
+                "floor_capacity": None,
+                "decoding": None,
+                "decisions": 0,
+                "at": now,
+            }
         )
 
     def _pay(self, now: float) -> None:
-        self.cost_s += max(now - self._now, 0.0) * self.target
-        self._now = max(now, self._now)
+        if now > self._now:
+            self.cost_s += (now - self._now) * (self.ready + len(self._starting))
+            self._now = now
 
     def _settle(self, now: float) -> None:
         """Let sessions wait that find no slot; serve the longest waits first."""
@@ -141,7 +146,9 @@ class VirtualController:
         pool.capacity = capacity
         pool.demand(required, now)
         advisor.pool = PoolObserved(pool.ready, pool.starting)
-        advisor.update(pool.feedback(now), now)
+        feedback = pool.feedback(now)
+        advisor.feedback_monitor.accept(feedback, now)
+        advisor.accepted(feedback, now)
         advice = advisor.advise(pool.target, False, now)
         if advice.size != pool.target:
             advisor.done(advice.action, True, now)

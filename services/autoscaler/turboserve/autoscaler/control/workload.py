@@ -44,6 +44,8 @@ class WorkloadDetector:
     def advance(self, now: float) -> None:
         """Close the epochs that are over."""
         epoch = math.floor(now / self.epoch_s)
+        if epoch == self._epoch:
+            return
         if self._epoch is None:
             self._epoch = epoch
         # Longer silence has the same effect as one window of silence.

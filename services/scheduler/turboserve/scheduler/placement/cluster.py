@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
 from turboserve.scheduler.placement.types import Candidate, SessionState, WorkerState, class_counts
 from turboserve.scheduler.placement.urgency import ReportedSlack, Urgency
+from turboserve.static_frozen import with_fields
 
 PoolKey = tuple[str, str | None]
 """Model and digest of the weights."""
@@ -58,7 +58,7 @@ class Cluster:
         before = entry.state
         if before == worker:
             return
-        if before == replace(worker, changed_outside=before.changed_outside):
+        if before == with_fields(worker, changed_outside=before.changed_outside):
             # No ranking depends on the stamp.
             entry.state = worker
             return

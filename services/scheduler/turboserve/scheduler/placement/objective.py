@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.lateness import lasting_late_chunks
 from turboserve.scheduler.placement.plan import Step
 from turboserve.scheduler.placement.pool import CHUNK_S, PoolEntry
 from turboserve.scheduler.placement.types import Weights
+from turboserve.static_frozen import statically_frozen
 
 NOISE = 0.1
 """Relative error of the expected late chunks: that of the latencies from which they are counted. A migration
@@ -20,7 +20,7 @@ many sessions, it cannot save `NOISE` of all late chunks."""
 NO_SESSIONS: Mapping[str, float] = {}
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class LateChunks:
     """Expected late chunks of some workers within the horizon."""
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
+from operator import attrgetter
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.links import LinkKind, Links, kind_between
@@ -13,9 +14,13 @@ from turboserve.scheduler.placement.pool import Pool, PoolEntry
 from turboserve.scheduler.placement.quota_preference import used_up
 from turboserve.scheduler.placement.tentative import TentativeAssignment
 from turboserve.scheduler.placement.types import SESSIONS_TRIED, SessionState
+from turboserve.static_frozen import statically_frozen
+
+KINDS = tuple(LinkKind)
+_BY_SIZE = attrgetter("state_bytes", "id")
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Step:
     """Migration of one session from `source` to `target`."""
 
@@ -86,14 +91,24 @@ class Planner:
         known = self._movable.get(entry.id)
         if known is None:
             known = []
-            for session in (self._cluster.sessions[name] for name in entry.here if name not in entry.going):
-                rested_at = max(session.rests_until, session.retries_at)
-                if session.movable and rested_at <= self._now:
+            sessions, going, now = self._cluster.sessions, entry.going, self._now
+            for name in entry.here:
+                session = sessions[name]
+                if not session.movable or name in going:
+                    continue
+                rested_at = session.rests_until
+                if session.retries_at > rested_at:
+                    rested_at = session.retries_at
+                if rested_at <= now:
                     known.append(session)
-                elif session.movable:
-                    self.valid_until = min(self.valid_until, rested_at)
-            # Of equal states, those that may go to most workers.
-            known.sort(key=lambda s: (s.state_bytes, len(self.barred(s)) - len(s.excluded), s.id))
+                elif rested_at < self.valid_until:
+                    self.valid_until = rested_at
+            if self._returns and not self._cluster.quotas:
+                # No session is barred from more workers than it is excluded from.
+                known.sort(key=_BY_SIZE)
+            else:
+                # Of equal states, those that may go to most workers.
+                known.sort(key=lambda s: (s.state_bytes, len(self.barred(s)) - len(s.excluded), s.id))
             self._movable[entry.id] = known
         return known
 
@@ -134,7 +149,9 @@ class Planner:
     def least_cost_s(self, session: SessionState, source: PoolEntry) -> float:
         """Return κ to the nearest kind of target that exists, in seconds, without regard to room."""
         host, size = source.state.host, session.state_bytes
-        near = (kind for kind in LinkKind if kind is LinkKind.ACROSS or self._has(kind, host, source.id))
+        if not host:
+            return self._links.seconds(LinkKind.ACROSS, size)
+        near = (kind for kind in KINDS if kind is LinkKind.ACROSS or self._has(kind, host, source.id))
         return min(self._links.seconds(kind, size) for kind in near)
 
     def _has(self, kind: LinkKind, host: str, besides: str) -> bool:
@@ -190,7 +207,7 @@ class Planner:
             plan.taken[entry.id] = excess
             leaving += [(session, False) for session in movable[:excess]]
         leaving.sort(key=lambda one: (-one[0].state_bytes, one[0].id))
-        for kind in LinkKind:
+        for kind in KINDS if leaving else ():
             leaving = [one for one in leaving if not self._place(plan, *one, kind, limit_s)]
         if not all(not drain and self._replace(plan, session, limit_s) for session, drain in leaving):
             return None
@@ -205,7 +222,7 @@ class Planner:
         others = (s for s in self.movable(entry)[plan.taken[entry.id] :] if s.id not in plan.tried)
         for other in islice(others, SESSIONS_TRIED):
             plan.tried.add(other.id)
-            if any(self._place(plan, other, False, kind, limit_s) for kind in LinkKind):
+            if any(self._place(plan, other, False, kind, limit_s) for kind in KINDS):
                 return True
             if not self.barred(other):
                 break  # There is no room.

@@ -265,19 +265,19 @@ class Pool:
 
     def rank(self, entry: PoolEntry) -> None:
         """Update the worker's place in all rankings."""
-        name, serves = entry.id, entry.serves
+        name, state, curve, serves = entry.id, entry.state, entry.curve, entry.serves
         item = entry.target_item()
         self.targets.put(name, item)
-        self._rank_near(entry, item if serves else None)
-        staying = entry.staying
-        self.tops.put(name, (-entry.curve(staying), name) if serves and staying > 0 else None)
-        spare = serves and staying > 1
-        self.spare.put(name, (-entry.curve(staying - 1), name) if spare else None)
-        load = (entry.held + len(entry.suspended)) / entry.slots if serves and entry.slots else None
-        self.suspended_ranking.put(name, None if load is None else (load, name))
-        self.draining.discard(name)
-        if entry.state.draining:
-            self.draining.add(name)
+        if state.host:
+            self._rank_near(entry, item if serves else None)
+        held = entry.held
+        staying = held - len(entry.going)
+        self.tops.put(name, (-curve(staying), name) if serves and staying > 0 else None)
+        self.spare.put(name, (-curve(staying - 1), name) if serves and staying > 1 else None)
+        ranked = serves and entry.slots
+        load = (held + len(entry.suspended)) / entry.slots if ranked else 0.0
+        self.suspended_ranking.put(name, (load, name) if ranked else None)
+        (self.draining.add if state.draining else self.draining.discard)(name)
 
     def forget(self, entry: PoolEntry) -> None:
         """Remove the worker from all rankings."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from itertools import islice
 
 from turboserve.scheduler.placement.cluster import Cluster
@@ -13,6 +12,7 @@ from turboserve.scheduler.placement.plan import Planner, Step
 from turboserve.scheduler.placement.pool import Item, PoolEntry
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 from turboserve.scheduler.placement.urgency import slack_at
+from turboserve.static_frozen import statically_frozen, with_fields
 
 SOURCES = 4
 """Number of sources without a useful migration after which the search ends, per pool and decision."""
@@ -30,14 +30,14 @@ def begun(cluster: Cluster, migrations: Iterable[tuple[SessionState, str]]) -> I
     try:
         for session, target in migrations:
             before.append(session)
-            cluster.put_session(replace(session, target=target))
+            cluster.put_session(with_fields(session, target=target))
         yield
     finally:
         for session in before:
             cluster.put_session(session)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Rescue:
     """A migration, with the expected late chunks of source and target without and with it."""
 

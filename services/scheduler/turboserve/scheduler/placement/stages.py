@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import nextafter
 
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.plan import Planner
 from turboserve.scheduler.placement.tentative import TentativeAssignment
+from turboserve.static_frozen import statically_frozen
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Stage:
     """A range of latency limits for which the same workers give away the same numbers of sessions."""
 

@@ -52,7 +52,7 @@ class WorkerState:
     """As `chunk_latency_s`, by class. A missing class takes equal parts of a chunk's playing time."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class SessionState:
     """One session that has not ended."""
 
@@ -127,7 +127,7 @@ class Candidate:
         return self.model == demand.model and demand.weights_digest in (None, self.weights_digest)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Demand:
     """One session that needs a worker."""
 
@@ -156,7 +156,7 @@ class Demand:
         return self.session_class or SessionClass(self.model)
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Choice:
     """A placement's answer for one session: a worker (None: the session waits), the reason, the numbers."""
 
@@ -180,7 +180,7 @@ class MigrationKind(StrEnum):
     """The session's worker is draining. The migration is proposed whatever it gains."""
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class Migration:
     """A proposal to migrate one session."""
 

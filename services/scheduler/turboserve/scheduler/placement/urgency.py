@@ -6,11 +6,11 @@ A worker's slacks show how many late chunks it expects, and whether it has room 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from turboserve.contracts.fidelity import Tier
 from turboserve.scheduler.placement.lateness import late_chunks
 from turboserve.scheduler.placement.pool import NO_WORKER, Pool, PoolEntry
+from turboserve.static_frozen import statically_frozen
 
 FIRST_CHUNK = 4.0
 """Slack of a session without a report, as a multiple of a chunk's time (SlackServe, Appendix C)."""
@@ -19,7 +19,7 @@ EXTRAPOLATE_S = 2.0
 tier changes. A worker that is silent for longer becomes suspect, and suspect workers take no part."""
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class ReportedSlack:
     """One session's slack by its worker's last report. Times are in seconds."""
 

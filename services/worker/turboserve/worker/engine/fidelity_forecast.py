@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from turboserve.static_frozen import statically_frozen
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile, gain_of
 
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class StreamLoad:
     """One session that generates, at the time of a decision. All times in seconds from now."""
 
@@ -63,7 +63,7 @@ class StreamLoad:
         return min(self.place if self.held_place is None else self.held_place, self.lowest)
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class EngineLoad:
     """All sessions of one engine that generate, and what their chunks cost."""
 

@@ -44,12 +44,23 @@ class LatencyProfile:
         self._seen_at: dict[int, int] = dict.fromkeys(self._seconds, 0)
         """Size → `_samples` when it was measured last."""
         self._outliers: dict[int, int] = {}
+        self._estimates: dict[int, float] = {}
+        """Seconds of sizes that were not measured. Replaced when `_seconds` changes, as `_paying` is."""
+        self._paying: dict[tuple[int, float], int] = {}
+        """Results of `paying_batch`: a forecast asks for each of its turns."""
 
     def __call__(self, batch: int) -> float:
         """L(batch) in seconds; 0.0 while nothing is known."""
-        known = self._seconds
-        if (measured := known.get(batch)) is not None:
+        estimates = self._estimates
+        if (measured := self._seconds.get(batch)) is not None:
             return measured
+        estimate = estimates.get(batch)
+        if estimate is None:
+            estimate = estimates[batch] = self._estimate(batch)
+        return estimate
+
+    def _estimate(self, batch: int) -> float:
+        known = self._seconds
         sizes = list(known)
         if not sizes or batch < 1:
             return 0.0
@@ -77,7 +88,10 @@ class LatencyProfile:
         if known is None:
             self._set(batch, seconds)
         elif known / _OUTLIER <= seconds <= known * _OUTLIER:
-            self._seconds[batch] = known + _WEIGHT * (seconds - known)
+            changed = known + _WEIGHT * (seconds - known)
+            if changed != known:
+                self._seconds[batch] = changed
+                self._forget()
             self._outliers[batch] = 0
         else:
             self._outliers[batch] = self._outliers.get(batch, 0) + 1
@@ -92,6 +106,11 @@ class LatencyProfile:
         else:
             # Replace the dictionary: a reader on another thread keeps the old sizes.
             self._seconds = dict(sorted({**known, batch: seconds}.items()))
+        self._forget()
+
+    def _forget(self) -> None:
+        # New dictionaries: what a reader on another thread adds to the old ones may be of the old seconds.
+        self._estimates, self._paying = {}, {}
 
     def best_batch(self, limit: int, gain: float = 0.05) -> int:
         """Largest size up to `limit` to which each further row adds at least `gain` of a row's throughput.
@@ -113,10 +132,14 @@ class LatencyProfile:
 
     def paying_batch(self, limit: int, gain: float = 0.05) -> int:
         """`best_batch` by what is measured so far, without trying a size."""
-        best = 1
-        for size in range(2, limit + 1):
-            if self._pays(best, size, gain):
-                best = size
+        paying = self._paying
+        best = paying.get((limit, gain))
+        if best is None:
+            best = 1
+            for size in range(2, limit + 1):
+                if self._pays(best, size, gain):
+                    best = size
+            paying[limit, gain] = best
         return best
 
     def _pays(self, smaller: int, larger: int, gain: float) -> bool:

@@ -8,7 +8,6 @@ counts the turns of others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
@@ -109,7 +108,7 @@ def candidate_of(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class Upcoming:
     """The forwards up to and with a session's next chunk. Times are seconds from the forecast's start."""
 
@@ -130,7 +129,7 @@ class Upcoming:
     alpha: float = ALPHA
 
 
-@dataclass(frozen=True, slots=True)
+@statically_frozen()
 class Forecast:
     """What the gather policy does to one session's forwards."""
 
@@ -143,9 +142,24 @@ class Forecast:
 class _Queued:
     """A session in the simulated queue."""
 
+    __slots__ = (
+        "_alone_s",
+        "_done",
+        "_frames",
+        "_parts",
+        "_total",
+        "busy_s",
+        "clean_s",
+        "forwards",
+        "left",
+        "upcoming",
+    )
+
     def __init__(self, upcoming: Upcoming, forward_s: float) -> None:
         self.upcoming = upcoming
         self._alone_s = forward_s
+        self.left = sum(total - done for _, done, total in upcoming.parts)
+        """Forwards of all parts that are not done."""
         self._parts = list(upcoming.parts)
         self._frames, self._done, self._total = self._parts.pop(0)
         self.clean_s = 0.0 if self._is_clean else inf
@@ -155,11 +169,6 @@ class _Queued:
     @property
     def _is_clean(self) -> bool:
         return not self._parts and self._done >= self._total - 1
-
-    @property
-    def left(self) -> int:
-        """Forwards of all parts that are not done."""
-        return self._total - self._done + sum(total - done for _, done, total in self._parts)
 
     def candidate(self, at_s: float) -> Candidate:
         """The next forward, as the gather policy will see it."""
@@ -178,14 +187,18 @@ class _Queued:
             one.alpha,
         )
 
-    def advance(self, now_s: float, seconds: float) -> None:
-        """Do one forward, which took `seconds` up to `now_s`."""
+    def advance(self, now_s: float, seconds: float) -> bool:
+        """Do one forward, which took `seconds` up to `now_s`. Returns whether the latents are clean now."""
+        self.left -= 1
         self._done += 1
-        self.busy_s, self.forwards = self.busy_s + seconds, self.forwards + 1
+        self.busy_s += seconds
+        self.forwards += 1
         if self._done >= self._total and self._parts:
             self._frames, self._done, self._total = self._parts.pop(0)
         if self.clean_s == inf and self._is_clean:
             self.clean_s = now_s
+            return True
+        return False
 
 
 def forecast(
@@ -209,9 +222,10 @@ def forecast(
     """
     queue = {one.session: _Queued(one, seconds(one.parts[-1][0], 1)) for one in upcoming}
     now, last = busy_s, 0.0
+    waiting = [one for one in queue.values() if one.left]
+    unclean = sum(one.clean_s == inf for one in waiting)
     for _ in range(FORECAST_TURNS):
-        waiting = [one for one in queue.values() if one.left]
-        if not any(one.clean_s == inf for one in waiting):
+        if not unclean:
             break
         ready = [one for one in waiting if one.upcoming.due_s <= now]
         if not ready:
@@ -220,8 +234,13 @@ def forecast(
         batch = choose([one.candidate(now) for one in ready])
         took = seconds(batch[0].frames, len(batch))
         now, last = now + took, took / len(batch)
+        ended = False
         for row in batch:
-            queue[row.session].advance(now, took)
+            one = queue[row.session]
+            unclean -= one.advance(now, took)
+            ended = ended or not one.left
+        if ended:
+            waiting = [one for one in waiting if one.left]
     rest = [one for one in queue.values() if one.clean_s == inf]
     end = now + last * sum(one.left for one in rest)
     return {

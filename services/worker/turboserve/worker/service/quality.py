@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from turboserve.contracts.fidelity import LARGEST_SLACK_S, ChunkFidelity, SessionSlack, Tier
 from turboserve.contracts.workers import HeldSession
@@ -127,7 +127,7 @@ class QualityBoard:
             self._lowered -= old.lowered
 
 
-@dataclass(frozen=True)
+@statically_frozen()
 class SlackMeasured:
     """The engine has measured the playout slack of its sessions."""
 
