@@ -44,6 +44,8 @@ SWITCH_LATE_S = 0.1
 """Distance from the time of a switch beyond which the playhead has jumped over it."""
 LOOK_S = 5.0
 """Interval at which a run checks whether all streams have ended."""
+WORKER_NAMES = ("worker_id", "pool_member", "nats_user")
+"""Settings of a worker that name it."""
 ATTEMPTS = 100_000
 """Largest number of requests for one session: a refused stream asks again until the run ends."""
 
@@ -116,11 +118,14 @@ class StreamScale(CalmScale):
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
         given = super().worker(name, slot).model_dump(exclude_unset=True)
+        # Settings are made once for all workers that only their names distinguish: to read them takes long.
+        names = {field: given.pop(field) for field in WORKER_NAMES}
         loans = {}
         if self.host_workers:
             host = int(slot.rpartition("-")[2]) // self.host_workers
             loans = {"sequence_parallel_directory": Path(f"/host-{host}")}
-        return self._of(WorkerSettings, **{**given, **loans, **self.worker_settings})
+        made = self._of(WorkerSettings, **{**given, **loans, **self.worker_settings})
+        return made.model_copy(update=names)
 
     def gateway(self) -> GatewaySettings:
         return super().gateway().model_copy(update={"playhead_interval_s": PLAYHEAD_S})
