@@ -145,3 +145,16 @@ def test_a_deployment_outlives_a_loan_that_breaks_in_the_middle_of_a_forward(
     assert whole[:5] == [True, True, True, True, False]
     assert chunks == CHUNKS
     assert counts["workers"] == 2 + (fault == "donor dies")
+
+
+def test_settings_of_workers_differ_by_their_names_and_their_host() -> None:
+    scale = StreamScale(
+        workers=3, most_workers=3, slots=4, host_workers=2, worker_settings={"max_lead_s": 7.0}
+    )
+    first, second, third = (scale.worker(f"w{number}", f"local-{number}") for number in (0, 1, 2))
+    names = {"worker_id": "w0", "pool_member": "local-0", "nats_user": first.nats_user}
+    assert {name: getattr(first, name) for name in names} == names
+    assert first.max_lead_s == third.max_lead_s == 7.0
+    assert second.worker_id == "w1"
+    assert second.model_copy(update=names) == first
+    assert third.sequence_parallel_directory != first.sequence_parallel_directory
