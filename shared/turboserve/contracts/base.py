@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -116,12 +117,12 @@ class Contract(BaseModel):
 
     @classmethod
     def of_valid_fields(cls, fields: dict[str, Any]) -> Self:
-        """Return a message of fields that are known to be valid. `fields` has all of them, also defaults.
+        """Return a message of fields that are known to be valid, and of defaults, which are shared.
 
         As `model_construct`, without its look at each field.
         """
         message = cls.__new__(cls)
-        _set(message, "__dict__", fields)
+        _set(message, "__dict__", _defaults(cls) | fields)
         _set(message, "__pydantic_extra__", None)
         _set(message, "__pydantic_fields_set__", set(fields))
         _set(message, "__pydantic_private__", None)
@@ -155,3 +156,11 @@ class Contract(BaseModel):
 def is_id(text: str) -> bool:
     """Whether `text` is valid as the id of a session, worker or event."""
     return _ID.fullmatch(text) is not None
+
+
+@cache
+def _defaults(kind: type[Contract]) -> dict[str, Any]:
+    fields = kind.model_fields.items()
+    return {
+        name: each.get_default(call_default_factory=True) for name, each in fields if not each.is_required()
+    }
