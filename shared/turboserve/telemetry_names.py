@@ -29,6 +29,7 @@ CONDITION = "turboserve.condition"
 CONTROL_SEQ = "turboserve.control.seq"
 EPOCH = "turboserve.epoch"
 BATCH_SIZE = "turboserve.batch.size"
+BEHAVIOR = "turboserve.behavior"
 DECISION = "turboserve.decision.kind"
 DECISION_REASON = "turboserve.decision.reason"
 DECISION_NUMBERS = "turboserve.decision.numbers."
@@ -74,6 +75,7 @@ ATTRIBUTES = {
     CONTROL_SEQ: "The newest prompt that the chunk shows.",
     EPOCH: "The ownership.",
     BATCH_SIZE: "Sessions in the batch.",
+    BEHAVIOR: "Class of behavior: 0 for the sessions that are expected to stay shortest.",
     DECISION: "Kind of a decision of the scheduler or the autoscaler.",
     DECISION_REASON: "Its reason.",
     f"{DECISION_NUMBERS}NAME": "Its numbers.",

@@ -387,6 +387,7 @@ class RandomRows:
         session, model, worker = self.session(), self.random.choice(MODELS), self.worker()
         tenant = self.random.choice((*TENANTS, "tc"))
         renewed, known, locks_tenant = self.number(), self.number(), self.random.random() < 0.5
+        behavior_since = self.number() if self.random.random() < 0.5 else None
 
         async def run(db: UnitOfWork) -> Any:
             census = await db.admission.census(
@@ -397,7 +398,9 @@ class RandomRows:
                 known_after=known,
                 locks_tenant=locks_tenant,
             )
-            outlook = await db.admission.outlook(model, since=known, renewed_after=renewed)
+            outlook = await db.admission.outlook(
+                model, since=known, renewed_after=renewed, behavior_since=behavior_since
+            )
             used = await db.admission.slots_used(worker, besides=session)
             by_class = await db.admission.slots_by_class(worker, besides=session)
             assert sum(by_class.values()) == used

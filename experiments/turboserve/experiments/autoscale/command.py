@@ -18,6 +18,7 @@ from turboserve.bench.report import BenchError
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.experiments.autoscale import absorption, cases, demand, unseen
 from turboserve.experiments.autoscale.agreement import agreement
+from turboserve.experiments.autoscale.behavior import TRACES, behavior_case
 from turboserve.experiments.autoscale.coverage import coverage_case
 from turboserve.experiments.autoscale.forecasts import forecast_case, kinds
 from turboserve.experiments.autoscale.oscillation import oscillation_case
@@ -29,7 +30,7 @@ from turboserve.experiments.autoscale.trace import WorkloadTrace
 
 CASES = (
     "unseen", "windows", "absorption", "coverage", "real", "production", "profiling", "sweep", "agreement",
-    "oscillation", "forecast",
+    "oscillation", "behavior", "forecast",
 )  # fmt: skip
 """Cases in the order in which they begin, the longest first."""
 WINDOW_DELAYS = (2.0, 10.0)
@@ -116,6 +117,7 @@ def _units(segments: int, training: int, lasts_s: float, files: Sequence[Workloa
     ]
     units += [Unit("sweep", f"{delay:g}", production_traces, (("T1",), delay)) for delay in SWEEP_DELAYS]
     units += [Unit("coverage", kind, coverage_case, (kind,)) for kind in kinds()]
+    units += [Unit("behavior", name, behavior_case, (name, 2 * lasts_s)) for name in TRACES]
     units += [Unit("agreement", str(workers), agrees, (workers,)) for workers in (10, 20)]
     return [*units, Unit("oscillation", "", oscillation, ()), Unit("forecast", "", forecast_case, ((2, 10),))]
 
@@ -181,6 +183,12 @@ DEFINITIONS = {
     "the front, a lower convex hull; `against` it: late at the run's cost, cost at the run's late. "
     "quality_debt: share of chunks below the best configuration. A worker lowers the fewest chunks to the "
     "floor, which takes half the time, so K_floor is 10.",
+    "behavior": "Mean absolute errors of two forecasts at the same instants, on the Azure arrivals. error_s: "
+    "of the time until 1, 5 and 20 slots are free, at refusals of a pool that is too small. active_sessions: "
+    "of their number later, in a pool without limit. `steady` counts the departures of 5 min, or is the "
+    "autoscaler's forecast without a margin. `behavior` uses what the state store learns. The stays of "
+    "`tokens` are in proportion to generated tokens, its prompts to context tokens. The tenants of `tenants` "
+    "are declared; those of `alike` differ in nothing. several_classes_percent: of the instants.",
     "unseen": "`learned` is the default controller, `shipped_table` the one of Appendix A. "
     "dearer_than_…_percent: cost above the lower convex hull of the best constants ρ̂, or of utilization "
     "autoscaling, for this trace at the same number of late activations; null where no run has so few.",

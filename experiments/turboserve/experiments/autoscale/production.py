@@ -184,11 +184,16 @@ KEPT_PER_STRETCH = 16
 SCALES = (1, 4, 16)
 
 
-def arrivals() -> list[tuple[float, int]]:
-    """Return (seconds since the first request, generated tokens) of every request."""
+def requests() -> list[tuple[float, int, int]]:
+    """Return (seconds since the first request, generated tokens, context tokens) of every request."""
     packed = resources.files("turboserve.experiments.autoscale").joinpath(FILE).read_bytes()
     rows = csv.DictReader(gzip.decompress(packed).decode().splitlines())
-    return [(float(row["time_s"]), int(row["generated_tokens"])) for row in rows]
+    return [(float(row["time_s"]), int(row["generated_tokens"]), int(row["context_tokens"])) for row in rows]
+
+
+def arrivals() -> list[tuple[float, int]]:
+    """Return (seconds since the first request, generated tokens) of every request."""
+    return [(at, generated) for at, generated, _ in requests()]
 
 
 def azure(stretch: int, lasts_s: float = 3600.0, seed: int = 0) -> WorkloadTrace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turboserve.instruments import Instruments
 from turboserve.telemetry_names import (
+    BEHAVIOR,
     DESTINATION,
     ERROR_TYPE,
     MIGRATION_STEP,
@@ -136,6 +137,41 @@ usage_delivered = _store.observed_gauge(
     "By",
     "Video that their viewers were sent in that time.",
     TENANT,
+    MODEL,
+)
+behavior_sessions = _store.observed_gauge(
+    "turboserve.state_store.behavior.sessions",
+    "{session}",
+    "Live sessions of a class of behavior, when admission last found a model full.",
+    MODEL,
+    BEHAVIOR,
+)
+behavior_prompts = _store.observed_gauge(
+    "turboserve.state_store.behavior.prompts",
+    "{prompt}",
+    "Mean estimate of the prompts and controls of such a session per hour.",
+    MODEL,
+    BEHAVIOR,
+)
+behavior_active_share = _store.observed_gauge(
+    "turboserve.state_store.behavior.active.share",
+    "1",
+    "Mean estimate of the share of its age in which such a session generates.",
+    MODEL,
+    BEHAVIOR,
+)
+behavior_remaining_stay = _store.observed_gauge(
+    "turboserve.state_store.behavior.remaining.stay",
+    "s",
+    "Mean estimate of the time until such a session leaves its slot.",
+    MODEL,
+    BEHAVIOR,
+)
+behavior_forecast_error = _store.observed_gauge(
+    "turboserve.state_store.behavior.forecast.error",
+    "1",
+    "Errors of departures forecast with the behavior of a model's sessions, as a part of those without it. "
+    "Below 1, behavior was better.",
     MODEL,
 )
 webhooks_disabled = _store.counter(

@@ -202,10 +202,13 @@ class AdmissionRepository(Protocol):
         With `locks_tenant`, an existing row of the tenant is locked. The counts are of the moment before.
         """
 
-    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
+    async def outlook(
+        self, model: str, *, since: float, renewed_after: float, behavior_since: float | None = None
+    ) -> Outlook:
         """Count what will free slots of a model. Sessions count that have left after `since`.
 
-        Sessions whose chunks are removed already do not count.
+        Sessions whose chunks are removed already do not count. With `behavior_since`, the outlook lists the
+        sessions that live or have left after it, in the same statement.
         """
 
     async def slots_used(self, worker: str, *, besides: str) -> int:

@@ -36,6 +36,7 @@ from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
+from turboserve.state_store.repository.behavior import behavior_rows, listed
 from turboserve.state_store.repository.sessions import LIVE
 from turboserve.state_store.repository.shared_workers import declares, shared_room, slots_query
 from turboserve.state_store.tables import pools, rentals, sessions, tenants, workers
@@ -126,7 +127,7 @@ _TENANT = tuple(Tenant.__dataclass_fields__)
 _CENSUS, _CENSUS_LOCKED = _census_query(locks_tenant=False), _census_query(locks_tenant=True)
 
 
-def _outlook_query() -> Select[Any]:
+def _outlook_query(*, lists: bool) -> Select[Any]:
     model, since = bindparam("model", type_=Text), bindparam("since", type_=Double)
     renewed_after = bindparam("renewed_after", type_=Double)
     heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
@@ -147,7 +148,7 @@ def _outlook_query() -> Select[Any]:
     ended = select(func.count()).where(unpurged, sessions.c.model == model)
     idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(WAITS), sessions.c.suspended_at > since)
     suspended = select(func.count()).where(LIVE, idle, sessions.c.model == model)
-    return select(
+    query = select(
         ended.scalar_subquery().label("ended"),
         suspended.scalar_subquery().label("suspended"),
         func.coalesce(func.sum(held).filter(ready, workers.c.classes.is_(None)), 0).label("ready_slots"),
@@ -161,9 +162,10 @@ def _outlook_query() -> Select[Any]:
         started.scalar_subquery().label("start_up_s"),
         _decode_sessions(heard).label("decode_sessions"),
     ).where(workers.c.model == model)
+    return query.add_columns(behavior_rows(model, _HOLDS, WAITS).label("listed")) if lists else query
 
 
-_OUTLOOK = _outlook_query()
+_OUTLOOK, _OUTLOOK_LISTED = _outlook_query(lists=False), _outlook_query(lists=True)
 _HERE = bindparam("worker", type_=Text)
 _SLOTS_USED = select(func.count()).where(
     or_(sessions.c.worker == _HERE, sessions.c.target == _HERE),
@@ -219,9 +221,14 @@ class SqlAdmission:
         capacity = ModelCapacity(model, known, places, row.demand)
         return AdmissionCounts(taken, row.live, capacity, use, _tenant_of(row) if locks_tenant else None)
 
-    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
+    async def outlook(
+        self, model: str, *, since: float, renewed_after: float, behavior_since: float | None = None
+    ) -> Outlook:
         parameters = {"model": model, "since": since, "renewed_after": renewed_after}
-        row = (await self._db.execute(_OUTLOOK, parameters)).one()
+        lists = behavior_since is not None
+        if lists:
+            parameters |= {"behavior_since": behavior_since}
+        row = (await self._db.execute(_OUTLOOK_LISTED if lists else _OUTLOOK, parameters)).one()
         ready_slots, coming, slots = row.ready_slots, row.coming, row.slots
         if row.shared:
             now = (WorkerPhase.READY.value,)
@@ -235,6 +242,7 @@ class SqlAdmission:
             coming=coming,
             slots=slots,
             start_up_s=row.start_up_s,
+            sessions=listed(row.listed) if lists else None,
         ).limited(row.decode_sessions)
 
     async def slots_used(self, worker: str, *, besides: str) -> int:

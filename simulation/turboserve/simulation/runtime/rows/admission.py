@@ -12,6 +12,7 @@ from turboserve.simulation.runtime.rows.session import Session
 from turboserve.simulation.runtime.rows.shared_workers import declaring, shared_room
 from turboserve.simulation.runtime.rows.tables import PoolEntry, SessionEntry
 from turboserve.state_store.core.forecast import Outlook
+from turboserve.state_store.core.session_spans import ENDED_LIMIT, LIVE_LIMIT, SessionTimes
 from turboserve.state_store.core.tenants import TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
@@ -126,7 +127,9 @@ class MemoryAdmission:
             others=rows > known,
         )
 
-    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
+    async def outlook(
+        self, model: str, *, since: float, renewed_after: float, behavior_since: float | None = None
+    ) -> Outlook:
         db, tables = self._db, self._db.tables
 
         def run() -> Outlook:
@@ -162,9 +165,44 @@ class MemoryAdmission:
                 coming=coming,
                 slots=slots,
                 start_up_s=sum(known) / len(known) if known else None,
+                sessions=None if behavior_since is None else self._behavior(model, behavior_since),
             ).limited(_decode_sessions(pools))
 
         return await db.execute(run)
+
+    def _behavior(self, model: str, since: float) -> tuple[SessionTimes, ...] | None:
+        """See `AdmissionRepository.outlook`. Part of a statement."""
+        db, ended, live = self._db, list[tuple[SessionEntry, SessionTimes]](), list[SessionTimes]()
+        for session, entry in db.all(db.tables.sessions):
+            record, left_at = entry.record, entry.ended_at
+            if record.model != model:
+                continue
+            idle = record.phase is Phase.SUSPENDED and record.activity is not Activity.WATCHING
+            if left_at is None and idle:
+                left_at = entry.suspended_at
+            if (entry.ended_at is not None or idle) and (left_at is None or left_at <= since):
+                continue
+            times = SessionTimes(
+                session,
+                record.tenant,
+                record.created_at,
+                left_at,
+                record.control_seq,
+                record.next_chunk,
+                record.phase.holds_slot,
+                entry.ended_at is not None,
+            )
+            if times.ended:
+                ended.append((entry, times))
+            else:
+                live.append(times)
+        if len(live) > LIVE_LIMIT:
+            return None
+        for purged in (False, True):
+            part = [times for entry, times in ended if (entry.purged_at is not None) is purged]
+            part.sort(key=lambda times: (-(times.left_at or 0.0), times.session))
+            live += part[:ENDED_LIMIT]
+        return tuple(sorted(live, key=lambda times: times.session))
 
     async def slots_by_class(self, worker: str, *, besides: str) -> dict[str, int]:
         db, sessions = self._db, self._db.tables.sessions
