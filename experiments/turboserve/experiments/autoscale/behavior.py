@@ -30,7 +30,7 @@ from turboserve.state_store.core.session_spans import WINDOW_S, SessionTimes
 EVERY = 16
 """Each 16th request is a session, so that about 50 are there at once. The first one distinguishes samples."""
 SAMPLES = (3, 7, 11)
-"""First requests of the measured samples. The constants of the estimates were chosen on sample 0."""
+"""First requests of the measured samples. The constants of the estimates were chosen on samples 0 to 2."""
 RENEWED_S = 15.0
 SETTLES_S = 600.0
 """No forecast before this time counts, seconds."""
