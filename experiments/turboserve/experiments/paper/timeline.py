@@ -41,7 +41,7 @@ def run(system: str, seed: int, detailed: bool, trace_name: str = TRACE) -> dict
         simulation.advance(float(second))
         entries = simulation.fleet.cluster.entries
         if detailed:
-            spans.sample(second, {s: worker for worker, entry in entries.items() for s in entry.here})
+            spans.sample(second, {s: worker for worker, entry in entries.items() for s in sorted(entry.here)})
     simulation.advance(trace.ends_s)
     simulation.fleet.finish(trace.ends_s)
     outcome = simulation.outcome

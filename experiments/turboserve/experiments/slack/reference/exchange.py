@@ -226,15 +226,15 @@ class _Exchange:
         Return whether there is one. `most`: see `SWAP_SIZES`.
         """
         rungs, late_s, found = self._rungs, self._lateness_s(), []
-        moves = [
+        changes = [
             (i, place, rungs[place].quality - rungs[chunk.place].quality)
             for i, chunk in enumerate(self._chunks)
             for place in range(chunk.highest, chunk.lowest + 1)
             if place != chunk.place
         ]
-        if len(moves) > most:
+        if len(changes) > most:
             return False
-        for number, choice in enumerate(itertools.combinations(moves, size)):
+        for number, choice in enumerate(itertools.combinations(changes, size)):
             gain = sum(each[2] for each in choice)
             if gain > LEAST_GAIN and len({each[0] for each in choice}) == size:
                 found.append((-gain, number, choice))

@@ -38,14 +38,14 @@ def best_swap(
     """
     quality = np.array(qualities)
     ends = zip(highest.tolist(), lowest.tolist(), places.tolist(), strict=True)
-    moves = [(i, p) for i, (high, low, now) in enumerate(ends) for p in range(high, low + 1) if p != now]
-    chunks, to = np.array(moves, dtype=np.int64).reshape(-1, 2).T
+    changes = [(i, p) for i, (high, low, now) in enumerate(ends) for p in range(high, low + 1) if p != now]
+    chunks, to = np.array(changes, dtype=np.int64).reshape(-1, 2).T
     gains = quality[to] - quality[places[chunks]]
     before_s = late_s(places)
     for size, most in SWAP_SIZES.items():
-        if not size <= len(moves) <= most:
+        if not size <= len(changes) <= most:
             continue
-        choices = _combinations(len(moves), size)
+        choices = _combinations(len(changes), size)
         changed, gain = chunks[choices], gains[choices[:, 0]]
         for column in range(1, size):
             gain = gain + gains[choices[:, column]]
