@@ -40,6 +40,7 @@ MIGRATION_ON_HOST = "turboserve.migration.on_host"
 MIGRATION_ROUND = "turboserve.migration.round"
 MIGRATION_ROUNDS = "turboserve.migration.rounds"
 MIGRATION_STEP = "turboserve.migration.step"
+LOAN_ROLE = "turboserve.loan.role"
 MODEL = "turboserve.model"
 PERIODIC = "turboserve.periodic"
 POOL = "turboserve.pool"
@@ -96,6 +97,7 @@ ATTRIBUTES = {
     STREAM: "A stream of the log.",
     MESSAGE: "First token of a message's subject.",
     SCHEDULER_EVENT: "Input of the scheduler's core, by class.",
+    LOAN_ROLE: "Part of this worker in a loan: `home` borrows a device, `donor` lends its own.",
     MODEL: "Model of sessions, with the frame size where it is not the model's own.",
     TENANT: "A tenant.",
     START_PART: "Part of a start: `import`, `weights` or `warm_up`.",

@@ -139,14 +139,22 @@ class TestParameters:
 
 
 class TestDebt:
-    def test_the_pool_shrinks_only_when_debt_and_deficit_are_zero(self) -> None:
-        for owes in ({"quality_debt": 1e-9}, {"deficit": 0.01}):
+    def test_the_pool_shrinks_only_when_debt_and_deficit_are_zero_and_no_worker_borrows(self) -> None:
+        for owes in ({"quality_debt": 1e-9}, {"deficit": 0.01}, {"borrowing": 1}):
             run = Run(12)
             run.advance(60, 10, **owes)
             assert run.actions(ScalingAction.IN) == 0
             assert "not scaling in" in run.advice
             run.advance(600, 10)
             assert run.actions(ScalingAction.IN) >= 1
+
+    def test_a_loan_alone_neither_grows_the_pool_nor_keeps_one_that_does_not_absorb(self) -> None:
+        run = Run(8)
+        run.advance(600, 12, borrowing=2)
+        assert run.actions(ScalingAction.OUT) == 0
+        run = Run(12, limit=0.0)
+        run.advance(600, 10, borrowing=2)
+        assert run.actions(ScalingAction.IN) >= 1
 
     def test_a_deficit_that_falls_scales_out_by_one_worker_in_a_start_up_time(self) -> None:
         run = Run(8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from turboserve.autoscaler.pool_members import PoolMember, playout_of
 from turboserve.contracts.fidelity import ChunkFidelity, SessionSlack, Tier
+from turboserve.contracts.loans import LoanRole, WorkerLoan
 from turboserve.contracts.workers import HeldSession, LoadReport
 
 
@@ -20,6 +21,7 @@ def test_a_members_playout_is_the_least_of_its_sessions_and_counts_their_tiers()
             capacity=4,
             started_at=0.0,
             quality=0.95,
+            loan=WorkerLoan(role=LoanRole.HOME, peer="w2"),
             sessions=(
                 held("a", SessionSlack(slack_s=2.0, credit_s=1.5, tier=Tier.RELAXED)),
                 held("b", SessionSlack(slack_s=-0.5, credit_s=-1.0, tier=Tier.URGENT), lowered=True),
@@ -30,6 +32,7 @@ def test_a_members_playout_is_the_least_of_its_sessions_and_counts_their_tiers()
     assert (found.slack_s, found.credit_s) == (-0.5, -1.0)
     assert (found.urgent, found.normal, found.relaxed) == (1, 0, 1)
     assert (found.lowered, found.quality) == (1, 0.95)
+    assert found.loan == WorkerLoan(role=LoanRole.HOME, peer="w2")
 
 
 def test_a_member_without_a_running_session_has_no_slack_and_a_new_worker_no_playout() -> None:

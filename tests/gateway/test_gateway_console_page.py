@@ -18,6 +18,7 @@ from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import SCALING, ReportingAutoscaler
 from tests.helpers.waiting import eventually
 from turboserve.contracts.cost import Rental
+from turboserve.contracts.loans import LoanRole, WorkerLoan
 from turboserve.contracts.pool import MemberPlayout, PoolMemberPhase, PoolMemberStatus
 from turboserve.contracts.pool_history import PoolDecision, PoolSample
 
@@ -256,18 +257,23 @@ async def test_quality_shows_debt_and_urgency(
     await page.locator("#plot-debt", has_text="lowered by load 25 %").wait_for()
     await page.locator("#plot-deficit", has_text="expected 2 chunks").wait_for()
     assert await page.locator("#tier-table").is_hidden()
-    playout = MemberPlayout(slack_s=1.5, credit_s=1.0, urgent=2, normal=1, relaxed=0, quality=0.97)
+    loan = WorkerLoan(role=LoanRole.HOME, peer="wk_2")
+    playout = MemberPlayout(slack_s=1.5, credit_s=1.0, urgent=2, normal=1, relaxed=0, quality=0.97, loan=loan)
     member = PoolMemberStatus(member="local-0", phase=PoolMemberPhase.READY, playout=playout)
     await autoscaler.publish(POOL, members=[member], scaling=SCALING)
     await page.get_by_role("button", name="Live").click()
     row = page.locator("#tier-rows tr")
     await row.wait_for()
     assert await row.locator("td").all_inner_texts() == ["2", "1", "0", "0", "1.50 s", "97.0 %"]
-    idle = MemberPlayout(slack_s=None, credit_s=None, urgent=0, normal=0, relaxed=0, quality=None)
+    shown = page.locator("#members")
+    assert "quality 97.0 % · borrows the device of wk_2" in await shown.text_content()
+    loan = WorkerLoan(role=LoanRole.DONOR, peer="wk_3")
+    idle = MemberPlayout(slack_s=None, credit_s=None, urgent=0, normal=0, relaxed=0, quality=None, loan=loan)
     member = PoolMemberStatus(member="local-0", phase=PoolMemberPhase.READY, playout=idle)
     await autoscaler.publish(POOL, members=[member], scaling=SCALING)
     await row.filter(has_not_text="1.50").wait_for()
     assert await row.locator("td").all_inner_texts() == ["0", "0", "0", "0", "–", "–"]
+    assert "lends its device to wk_3" in await shown.text_content()
     assert await serious(page) == []
     await fits(page)
 

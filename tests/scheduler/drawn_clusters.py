@@ -64,6 +64,7 @@ def worker_states(draw: st.DrawFn, name: str) -> WorkerState:
         floor_capacity=draw(st.sampled_from((0, 2, 5, 8))),
         absorbs=draw(st.booleans()),
         floor_chunk_latency_s=draw(profiles()),
+        lends=draw(rarely),
     )
 
 

@@ -17,6 +17,7 @@ from tests.scheduler.scheduler_rows import RowsWorld
 from tests.scheduler.scheduler_workers import MODEL, Worker
 from turboserve.baselines.least_loaded import LeastLoaded
 from turboserve.contracts.fidelity import SessionSlack, Tier
+from turboserve.contracts.loans import LoanRole, WorkerLoan
 from turboserve.contracts.requests import CreateSession
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import (
@@ -55,7 +56,7 @@ class World(RowsWorld):
     reports_slack = False
     """Whether workers report a slack for each session that they run."""
     reports_quality = False
-    """Whether workers report a quality debt, a deficit and K_floor."""
+    """Whether workers report a quality debt, a deficit, K_floor and loans."""
 
     def __init__(self, seed: int, faults: Faults, workers: int = 3, policy: Policy | None = None) -> None:
         super().__init__(seed, faults)
@@ -240,6 +241,7 @@ class World(RowsWorld):
             "floor_capacity": chance.choice((None, worker.capacity, 2 * worker.capacity)),
             "quality_debt": chance.choice((0.0, 0.1, 0.25, 1.0)),
             "deficit": chance.choice((0.0, 0.5, 3.0)),
+            "loan": chance.choice((None, *(WorkerLoan(role=role, peer="other") for role in LoanRole))),
         }
 
     def _held(self, row: SessionRecord) -> HeldSession:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.scheduler.scheduler_faults import MANY
 from tests.scheduler.scheduler_world import World
+from turboserve.contracts.loans import LoanRole, WorkerLoan
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.core import Scheduler
@@ -84,6 +85,7 @@ def test_feedback_is_that_of_all_workers(seed: int) -> None:
                 for one in expected.values():
                     self.drawn["debt"] += 0.0 < one.quality_debt < 1.0
                     self.drawn["deficit"] += one.deficit > 0.0
+                    self.drawn["borrowing"] += one.borrowing > 0
                     self.drawn["floor"] += (
                         one.floor_capacity is not None and one.floor_capacity > one.capacity
                     )
@@ -94,7 +96,10 @@ def test_feedback_is_that_of_all_workers(seed: int) -> None:
             world.fiddle()
         world.run(0.5)
     assert world.compared > 50
-    assert min(world.drawn[of] for of in ("debt", "deficit", "floor")) > 10
+    assert min(world.drawn[of] for of in ("debt", "deficit", "floor", "borrowing")) > 10
+
+
+LOAN = WorkerLoan(role=LoanRole.DONOR, peer="b")
 
 
 def test_a_report_without_news_changes_no_worker() -> None:
@@ -109,7 +114,7 @@ def test_a_report_without_news_changes_no_worker() -> None:
     view.put_report(report, 2.0, 2.0)
     assert view.changed_workers == set()
     assert view.workers["a"].heard_at == 2.0
-    for news in ({"capacity": 3}, {"deficit": 1.0}, {"chunk_latency_s": {1: 0.2}}):
+    for news in ({"capacity": 3}, {"deficit": 1.0}, {"loan": LOAN}, {"chunk_latency_s": {1: 0.2}}):
         view.put_report(report.model_copy(update=news), 3.0, 3.0)
         assert view.changed_workers == {"a"}
         view.changed_workers.clear()

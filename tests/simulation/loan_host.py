@@ -41,7 +41,7 @@ from turboserve.worker.sequence_parallel.loan_messages import (
     Send,
 )
 from turboserve.worker.sequence_parallel.loans import Loans
-from turboserve.worker.sequence_parallel.policy import Measured, measure
+from turboserve.worker.sequence_parallel.policy import Measured, measure_engine
 from turboserve.worker.sequence_parallel.service import MEASURE_S
 
 HOME_SESSIONS = 8
@@ -100,7 +100,7 @@ class LendingWorker:
 
     def measured(self) -> Measured:
         """Measure as `LoanService` does."""
-        return measure(self.engine.playouts(self.clock.now), self.engine.sessions, self._host.limit_s)
+        return measure_engine(self.engine, self.clock.now, self.engine.sessions, self._host.limit_s)
 
     def handle(self, event: LoanEvent) -> None:
         """Take an event of the protocol, and carry out its commands as `LoanService` does."""

@@ -4,16 +4,25 @@ forward."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import pytest
 
 from tests.simulation.loan_host import LoanHost
+from tests.simulation.simulate_plants import is_found
 from turboserve.simulation import streams
-from turboserve.simulation.runtime.device.loans import VirtualLentForward, VirtualLoans
+from turboserve.simulation.faults import CALM, Faults
+from turboserve.simulation.mechanisms import EXCHANGE_LIMITS_S, HOST_WORKERS, Mechanisms
+from turboserve.simulation.runtime.device.loans import VirtualGroup, VirtualLentForward, VirtualLoans
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.process import current
+from turboserve.simulation.scenario import run_scenario, scale_of
+from turboserve.simulation.settings import Scale
 from turboserve.simulation.streams import StreamPlan, StreamScale, run_streams
 from turboserve.simulation.world import World
+from turboserve.worker.engine.engine import Engine
+from turboserve.worker.engine.playout import Playout
 from turboserve.worker.engine.sequence_parallel import ForwardSpec
 from turboserve.worker.sequence_parallel import policy
 
@@ -43,6 +52,12 @@ def late_because_of_loans(
     return found, counts
 
 
+def lends_if(monkeypatch: pytest.MonkeyPatch, rule: Callable[[Iterable[Playout], float], bool]) -> None:
+    """Plant another rule by which a donor lends."""
+    monkeypatch.setattr(policy, "may_lend", rule)
+    monkeypatch.setattr(Engine, "in_time_after", lambda self, now, busy_s: True)
+
+
 @pytest.mark.parametrize("seeds", [8, pytest.param(32, marks=pytest.mark.soak)])
 def test_no_loan_makes_an_own_session_of_the_donor_late(seeds: int) -> None:
     late, counts = late_because_of_loans(range(seeds))
@@ -53,26 +68,71 @@ def test_no_loan_makes_an_own_session_of_the_donor_late(seeds: int) -> None:
 
 @pytest.mark.parametrize("seeds", [6, pytest.param(28, marks=pytest.mark.soak)])
 def test_neither_does_a_home_or_a_donor_that_breaks_in_the_middle_of_a_layer(seeds: int) -> None:
-    late, counts = late_because_of_loans(range(seeds), limit_s=0.5, breaks=1.0)
+    late, counts = late_because_of_loans(range(seeds), limit_s=0.3, breaks=1.0)
     assert late == {}
     assert counts["home freezes"] > 0
     assert counts["donor dies"] + counts["donor freezes"] > 0
 
 
 def test_a_donor_that_always_lends_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "may_lend", lambda shrinking, limit_s: True)
+    lends_if(monkeypatch, lambda shrinking, limit_s: True)
     late, _ = late_because_of_loans(range(7, 8))
     assert late
 
 
 def test_a_donor_that_does_not_count_the_longest_exchange_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sessions are relaxed, and a home that freezes stops the donor for longer than they can wait."""
-    monkeypatch.setattr(
-        policy, "may_lend", lambda shrinking, limit_s: all(one.tier == "relaxed" for one in shrinking)
-    )
+    lends_if(monkeypatch, lambda shrinking, limit_s: all(one.tier == "relaxed" for one in shrinking))
     late, counts = late_because_of_loans(range(2, 3), limit_s=0.8, breaks=0.5)
     assert late
     assert counts["home freezes"] > 0
+
+
+LENDING = Scale(workers=2, most_workers=2, slots=3, gateways=1, host_workers=2)
+STUTTERING = Faults(loan_stutters=1.0)
+TROUBLED = Faults(
+    crash={"worker": 0.03},
+    freeze={"worker": 0.03},
+    crash_step={"worker": 0.00005},
+    lost_request=0.05,
+    transfer_fails=0.05,
+    loan_breaks=0.2,
+    loan_stutters=0.2,
+)
+
+
+def test_loans_under_faults_violate_nothing() -> None:
+    counts: Counter[str] = Counter()
+    for seed in (7, 9):
+        outcome = run_scenario(seed, seconds=12.0, scale=LENDING, faults=TROUBLED)
+        assert outcome.violations == {}, outcome.messages
+        counts.update(outcome.counts)
+    assert min(counts[name] for name in ("loans", "lent_forwards", "lent_beside_own", "broken_forwards")) > 0
+
+
+def test_a_donor_that_always_lends_is_found_in_a_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    lends_if(monkeypatch, lambda shrinking, limit_s: True)
+    assert is_found("loans_harmless", range(20), CALM, scale=LENDING, finds=6)
+
+
+def test_a_home_that_is_slow_in_each_exchange_is_found_where_the_forward_has_no_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(VirtualGroup, "one_forward", lambda self: nullcontext())
+    assert is_found("loans_harmless", range(20), STUTTERING, scale=LENDING, finds=2)
+
+
+def test_seeds_use_loans_only_where_they_are_asked_for_and_then_nothing_else() -> None:
+    lending = [scale_of(seed, Mechanisms.LOANS) for seed in range(60)]
+    assert {scale.host_workers for scale in lending} == set(HOST_WORKERS)
+    assert {scale.exchange_limit_s for scale in lending} == set(EXCHANGE_LIMITS_S)
+    assert min(scale.workers for scale in lending) == 2
+    assert min(scale.slots for scale in lending) == 3
+    for scale in lending:
+        used = scale.fidelity, scale.rescue_horizon_s, scale.quality_debt_limit, scale.host_sessions
+        assert used == ("best", 0.0, 0.0, 0)
+    others = (Mechanisms.DRAWN, Mechanisms.ALL, Mechanisms.NONE)
+    assert not any(scale_of(seed, one).host_workers for seed in range(60) for one in others)
 
 
 CHUNKS = 14

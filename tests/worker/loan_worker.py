@@ -72,9 +72,14 @@ class LoanWorker:
         self.thread = EngineThread(engine, self._delivered, SystemClock())
         identity = Identity(worker, engine.fingerprint, engine.device, limit_s)
         network = PatientDirectory(directory, worker, exchange_s)
-        self.service = LoanService(identity, self.thread, network, time.monotonic)
+        self.service = LoanService(identity, self.thread, network, time.monotonic, self._changed)
+        self.changes = 0
+        """Number of loans that have begun and of those that are over."""
         self.thread.start()
         self.thread.submit(commands.GenerateUntil(math.inf))
+
+    def _changed(self) -> None:
+        self.changes += 1
 
     def _delivered(self, item: Any) -> None:
         if isinstance(item, GeneratedChunk):

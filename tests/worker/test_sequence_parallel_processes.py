@@ -5,12 +5,15 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from torch._C._distributed_c10d import HashStore
 
 from turboserve.bench.sequence_parallel import donor as donor_module
 from turboserve.bench.sequence_parallel.donor import DonorProcess, donor_process, engine_of, parallel_of
@@ -19,6 +22,7 @@ from turboserve.worker.engine.errors import PartnerLostError
 from turboserve.worker.engine.interface import ChunkReady, Control, SessionSpec
 from turboserve.worker.engine.sequence_parallel_sizes import exchanged_bytes
 from turboserve.worker.replicas.toyworld import load_toyworld
+from turboserve.worker.sequence_parallel.group import GlooGroup
 
 LIMIT_S = 4.0
 PROMPT = "a red circle moving left on black"
@@ -105,6 +109,31 @@ def test_a_donor_that_dies_or_freezes_inside_a_layer_costs_one_repeated_step(
         assert donor.group.closed
         with pytest.raises(PartnerLostError, match="closed"):
             donor.group((), ())
+
+
+def test_a_forward_breaks_whose_exchanges_take_too_long_together() -> None:
+    """Each of them is within its limit: the other worker is slow, and not frozen."""
+    store, limit_s, calls = HashStore(), 1.0, 4
+    with ThreadPoolExecutor(2) as pool:
+        making = [pool.submit(GlooGroup, store, rank, bytes(32), "slow", 60.0, limit_s) for rank in (0, 1)]
+        home, donor = (one.result() for one in making)
+
+        def is_slow() -> None:
+            with suppress(PartnerLostError):
+                for _ in range(calls):
+                    time.sleep(0.4 * limit_s)
+                    home((torch.ones(1),), ())
+
+        def takes_part() -> None:
+            with donor.one_forward():
+                for _ in range(calls):
+                    donor((), (torch.zeros(1),))
+
+        running = pool.submit(is_slow)
+        with pytest.raises(PartnerLostError):
+            takes_part()
+        assert donor.closed
+        running.result()
 
 
 @pytest.mark.parametrize(("before", "loans_each"), [(10, 20), pytest.param(20, 50, marks=pytest.mark.soak)])

@@ -15,6 +15,7 @@ import torch
 from tests.helpers import forked_process
 from tests.worker.loan_worker import LoanWorker
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.contracts.loans import LoanRole, WorkerLoan
 from turboserve.worker.sequence_parallel.group import Group
 from turboserve.worker.sequence_parallel.loan_messages import Borrowing, Free, Lending
 from turboserve.worker.sequence_parallel.peers import HostDirectory
@@ -97,6 +98,8 @@ async def test_a_session_in_deficit_borrows_and_returns_when_it_has_recovered(tm
         async with home(tmp_path / "host") as worker:
             await until(lambda: worker.service.peers, "no peer")
             await borrows(worker)
+            assert worker.service.loan == WorkerLoan(role=LoanRole.HOME, peer="wrk_1")
+            assert worker.changes == 1
             group = group_with(worker, "wrk_1")
             began = group.exchanges
             first = len(worker.chunks)
@@ -107,6 +110,7 @@ async def test_a_session_in_deficit_borrows_and_returns_when_it_has_recovered(tm
             # The viewer stops far behind what is generated: credit returns, and the loan ends.
             await worker.playhead("s", 0.0)
             await until(lambda: isinstance(worker.service.loans.state, Free), "the loan does not end")
+            assert (worker.service.loan, worker.changes) == (None, 2)
             ended = len(worker.chunks)
             await worker.playhead("s", 1e6)
             await until(lambda: isinstance(worker.service.loans.state, Borrowing), "no second loan")

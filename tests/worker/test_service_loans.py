@@ -20,6 +20,7 @@ __all__ = ["environment", "pool", "scene", "store"]
 pytestmark = pytest.mark.timeout(900)
 
 LOANS = "turboserve_worker_loans_begun_total"
+ACTIVE = "turboserve_worker_loans_active"
 
 
 async def kept(scene: Scene, session: str) -> list[Chunk]:
@@ -68,6 +69,15 @@ async def test_a_session_borrows_and_keeps_its_owner_when_the_donor_dies(scene: 
         return scene.metric(home, LOANS) > 0
 
     await scene.until(lent, "no loan")
+
+    async def reported() -> bool:
+        await behind(1)
+        parts = [
+            scene.metric(worker, ACTIVE, role) for worker, role in ((home, '"home"'), (donor, '"donor"'))
+        ]
+        return parts == [1.0, 1.0]
+
+    await scene.until(reported, "the two do not report the loan")
     scene.signal(donor, signal.SIGKILL)
     end = await behind(5)
     chunks = await kept(scene, session)

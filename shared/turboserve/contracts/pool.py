@@ -13,6 +13,7 @@ from turboserve.contracts.base import Contract, Count, Id, Note, Number, Text, U
 from turboserve.contracts.cost import Rental
 from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.fidelity import Quality, SlackSeconds
+from turboserve.contracts.loans import WorkerLoan
 from turboserve.contracts.pool_history import REPORTED_DECISIONS, PoolDecision, PoolSample
 
 WORKERS_LIMIT = 100_000
@@ -50,6 +51,8 @@ class LoadFeedback(Contract):
     """Sum of K_floor over all ready workers. None: as `capacity`."""
     decoding: DecodeCapacity | None = None
     """The workers' decode workers. None: no worker has any."""
+    borrowing: Count = 0
+    """Number of workers that borrow another worker's device, since a session of theirs would be late."""
     decisions: Count = 0
     """Number of placements by this scheduler process. A smaller number than before means a restart."""
     at: UnixSeconds = 0.0
@@ -86,6 +89,8 @@ class MemberPlayout(Contract):
     """Number of sessions whose newest chunk is below the best configuration."""
     quality: Quality | None = None
     """Mean quality of the chunks of the last minute. None: no chunk, or not measured."""
+    loan: WorkerLoan | None = None
+    """The loan under way. None: the worker neither borrows nor lends."""
 
 
 class PoolMemberStatus(Contract):

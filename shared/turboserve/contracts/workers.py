@@ -12,6 +12,7 @@ from turboserve.contracts.base import Contract, Count, Id, Note, Secret, Text, U
 from turboserve.contracts.controls import ControlDeclarations
 from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.fidelity import ChunkFidelity, Quality, SessionSlack
+from turboserve.contracts.loans import WorkerLoan
 from turboserve.contracts.sessions import Digest, SessionRecord, WeightsDigest
 from turboserve.contracts.worker_offers import (
     SLOTS_LIMIT,
@@ -131,11 +132,9 @@ class LoadReport(Contract):
     chunk_latency_s: LatencyProfile = {}
     """Measured latency of a chunk, seconds, by the number of sessions in the batch: the profile L(b)."""
     floor_chunk_latency_s: LatencyProfile = {}
-    """As `chunk_latency_s`, at the fastest configuration whose quality is not below the floor. Empty: the
-    worker lowers no quality."""
+    """As `chunk_latency_s`, at the fastest configuration above the floor. Empty: it lowers no quality."""
     floor_capacity: Slots | None = None
-    """K_floor: number of sessions that fit while the worker absorbs a burst at its floor's configurations.
-    None: `capacity`."""
+    """K_floor: number of sessions that fit while it absorbs a burst at its floor. None: `capacity`."""
     decoding: DecodeCapacity | None = None
     """The decode workers that may limit `capacity`. None: they are not known yet, or the worker decodes."""
     quality: Quality | None = None
@@ -145,6 +144,8 @@ class LoadReport(Contract):
     load. Chunks whose configuration a client has set do not count."""
     deficit: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """Expected number of late chunks within the worker's horizon."""
+    loan: WorkerLoan | None = None
+    """The loan under way. None: the worker neither borrows nor lends."""
     host_states: Count | None = None
     """Number of suspended sessions that fit into the worker's host memory, by the largest state. 0: paused
     sessions may keep their slabs, and no suspended session can migrate to this worker. None: not known."""

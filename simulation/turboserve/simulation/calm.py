@@ -27,6 +27,7 @@ from turboserve.simulation.runtime.broker import Network
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.scenario import percentiles
 from turboserve.simulation.settings import GATHER, PLACEMENT, REBALANCER, RESCUE_HORIZON_S, Scale
+from turboserve.simulation.slow_devices import with_host_sessions
 from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.state_store.settings import Settings as StoreSettings
@@ -139,15 +140,14 @@ class CalmScale(Scale):
         # With the latency of one session alone, the scheduler takes two sessions for twice as slow as one and
         # fills the few workers that have measured more sizes. So the sizes of a warm-up are declared too.
         sizes = [size for size in BATCHES if size <= most]
-        return self.with_host_sessions(
-            DeviceProfile(
-                forward_s={size: forward(size) for size in (*sizes, most + 1)},
-                load_s=load_s,
-                slabs=most,
-                host_states=most,
-                chunk_at_once=not self.every_forward,
-            )
+        profile = DeviceProfile(
+            forward_s={size: forward(size) for size in (*sizes, most + 1)},
+            load_s=load_s,
+            slabs=most,
+            host_states=most,
+            chunk_at_once=not self.every_forward,
         )
+        return with_host_sessions(profile, self.host_sessions, self.state_copy_s)
 
 
 class CalmUsers(Clients):

@@ -112,7 +112,8 @@ def run(
         Mechanisms,
         typer.Option(
             help="With faults: in which seeds workers lower quality, gather by tiers and have more sessions "
-            "than slabs, schedulers rescue late chunks, the pool absorbs, and admission forecasts slots."
+            "than slabs, schedulers rescue late chunks, the pool absorbs, and admission forecasts slots. "
+            "`loans`: in all, workers lend each other their devices, and nothing of these is used."
         ),
     ] = Mechanisms.DRAWN,
     models: Annotated[

@@ -159,10 +159,10 @@ class DecisionChecks:
                 "stale_metrics_never_shrink", f"to {size}, last report at {heard_at}: {reason}"
             )
         shrinks = self._deployment.scale.quality_debt_limit > 0 and size < pool.target
-        if shrinks and feedback is not None and (feedback.quality_debt > 0 or feedback.deficit > 0):
+        if shrinks and feedback is not None and max(owes := _owes(feedback)) > 0:
             self._reports.fail(
                 "debt_never_shrinks",
-                f"to {size}, debt {feedback.quality_debt:.3f}, deficit {feedback.deficit:.1f}: {reason}",
+                f"to {size}, debt {owes[0]:.3f}, deficit {owes[1]:.1f}, {owes[2]} borrow: {reason}",
             )
 
     def composed(self, pool: Pool, event: SizesWanted, feedback: dict[str, LoadFeedback]) -> None:
@@ -196,3 +196,8 @@ class DecisionChecks:
             self._reports.fail(
                 "stale_metrics_never_shrink", f"{name} is drained, and {wanted} of {pool.target} workers stay"
             )
+
+
+def _owes(feedback: LoadFeedback) -> tuple[float, float, int]:
+    """Return what keeps an absorbing pool from shrinking: debt, deficit, and workers that borrow."""
+    return feedback.quality_debt, feedback.deficit, feedback.borrowing

@@ -71,6 +71,11 @@ class Faults:
     """By service other than `worker`, per second: its device fails."""
     transfer_fails: float = 0.0
     """Probability that a step of a transfer between workers fails, or (half the time) hangs."""
+    loan_breaks: float = 0.0
+    """Probability, for each forward of two workers together, that one of them dies or freezes within it."""
+    loan_stutters: float = 0.0
+    """Probability, for each such forward, that the home pauses again and again within it, each time for less
+    than an exchange may take."""
 
 
 CALM = Faults()
@@ -123,4 +128,6 @@ def draw(random: random.Random) -> Faults:
         device_lost=maybe(0.01, 0.04, share=0.25),
         new_weights=maybe(0.02, 0.06, share=0.25),
         lost_tail=maybe(0.02, 0.06, share=0.15),
+        loan_breaks=maybe(0.02, 0.2, share=0.6),
+        loan_stutters=maybe(0.05, 0.5),
     )

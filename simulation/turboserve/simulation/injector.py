@@ -19,6 +19,12 @@ LONGEST_SERVER_S = 6.0
 """Maximum time for which a server is frozen, slow or full."""
 LONGEST_UNWRITTEN_S = 6.0
 """Maximum time for which a broker that loses power had written nothing to its disk."""
+STUTTERS = 4
+"""Number of pauses of a home that stutters within a forward of two workers."""
+PAUSE_SHARE = 0.9
+"""Length of each pause, as a share of the longest time of an exchange."""
+BETWEEN_S = 0.01
+"""Time between two pauses, seconds."""
 REPLACED_S = (0.5, 12.0)
 """Bounds of the time between a change of the weights and the stop of a worker, in seconds."""
 
@@ -39,6 +45,7 @@ class FaultInjector:
         if self._steps:
             world.loop.before_callback = self._before_callback
         world.on_begin = self._began
+        world.on_lent = self._lent
         self._later(BEAT_S, self._beat)
 
     def _began(self, service: ServiceProcess) -> None:
@@ -55,6 +62,28 @@ class FaultInjector:
         self._stopped = True
         self._world.loop.before_callback = None
         self._world.repair()
+
+    def _lent(self, donor: ServiceProcess, home: ServiceProcess, seconds: float) -> None:
+        """Perhaps break the forward that a donor begins to compute with a home, which takes about so long."""
+        world, chance, faults = self._world, self._world.fault_random, self._world.faults
+        if self._stopped or max(faults.loan_breaks, faults.loan_stutters) <= 0.0:
+            return
+        if chance.random() < faults.loan_breaks:
+            hit, dies = chance.choice((donor, home)), chance.random() < 0.5
+            action = (
+                (lambda: self._kill(hit, "killed within a forward")) if dies else lambda: self._freeze(hit)
+            )
+            self._later(chance.uniform(0.0, seconds), self._unless_over(action))
+        if chance.random() < faults.loan_stutters:
+            pause_s = PAUSE_SHARE * world.scale.exchange_limit_s
+            pause = self._unless_over(lambda: home.freeze(pause_s) if home.alive else None)
+            # The first one begins before the home knows that the donor takes part.
+            pause()
+            for number in range(1, STUTTERS):
+                self._later(number * (pause_s + BETWEEN_S), pause)
+
+    def _unless_over(self, action: Action) -> Action:
+        return lambda: None if self._stopped else action()
 
     def _later(self, seconds: float, action: Action) -> None:
         self._world.later(seconds, action)
@@ -76,7 +105,7 @@ class FaultInjector:
         """Schedule the action at a random moment before the next draw, with `rate` per second."""
         chance = self._world.fault_random
         if rate > 0.0 and chance.random() < rate * BEAT_S:
-            self._later(chance.uniform(0.0, BEAT_S), lambda: None if self._stopped else action())
+            self._later(chance.uniform(0.0, BEAT_S), self._unless_over(action))
 
     def _duration(self, longest_s: float) -> float:
         return min(longest_s, 0.2 + self._world.fault_random.expovariate(3.0 / longest_s))

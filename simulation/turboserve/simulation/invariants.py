@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from turboserve.contracts.events import Event, SessionEvent, WorkerJoined, WorkerLeft
@@ -11,10 +11,12 @@ from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import WorkerPhase, WorkerRecord
 from turboserve.simulation.class_checks import ClassChecks
 from turboserve.simulation.decision_checks import DecisionChecks
+from turboserve.simulation.loan_checks import LoanChecks
 from turboserve.simulation.log_checks import LogChecks, SimulatedViewer
 from turboserve.simulation.names import INVARIANTS
 from turboserve.simulation.role_checks import RoleChecks, RoleDeployment
 from turboserve.simulation.runtime.rows.tables import Table
+from turboserve.simulation.service import ServiceProcess
 from turboserve.simulation.tenants import TenantChecks, demands
 from turboserve.simulation.trace import EventTrace
 from turboserve.simulation.virtual_worker import VirtualWorker
@@ -33,6 +35,7 @@ class CheckedDeployment(RoleDeployment, Protocol):
     capacity: dict[str, int]
     workers: dict[str, VirtualWorker]
     outside: dict[str, int]
+    on_lent: Callable[[ServiceProcess, ServiceProcess, float], None]
 
     def records(self) -> Iterator[SessionRecord]: ...
     def decision_of(self, record: SessionRecord) -> str | None: ...
@@ -56,6 +59,7 @@ class Checker:
         self.decisions = DecisionChecks(self, world, self.classes)
         self.roles = RoleChecks(self, world)
         self.tenants = TenantChecks(self, world)
+        self.loans = LoanChecks(self, world)
         self.migrations = self.placements = 0
         self._committed: dict[str, deque[str]] = {}
         """Subject → ids of its committed events that the log has not accepted yet."""

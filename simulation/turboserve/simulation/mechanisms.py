@@ -20,17 +20,28 @@ HOST_SESSIONS = (1, 1, 2, 3)
 """Choices for the number of sessions beyond the slabs."""
 COPIES_S = (0.01, 0.1, 0.3)
 """Choices for the time of a copy of a state between slab and host."""
+HOST_WORKERS = (2, 3)
+"""Choices for the number of workers of one host."""
+LENDING_SLOTS = 3
+"""Least number of slots of these workers: with all of them in use, a device is too slow."""
+EXCHANGE_LIMITS_S = (0.3, 0.5, 1.5)
+"""Choices for the longest time of the exchanges of a forward of two workers."""
 NAMES = ("fidelity", "gather", "rescues", "absorption", "forecast")
 
 
 class Mechanisms(StrEnum):
-    """The mechanisms of playout slack: fidelity, tiers, rescues, absorption, admission by forecast, and more
-    sessions than slabs."""
+    """The mechanisms of playout slack: fidelity, tiers, rescues, absorption, admission by forecast, more
+    sessions than slabs, and loans between workers."""
 
     DRAWN = "drawn"
     """Each seed draws its own."""
     ALL = "all"
     NONE = "none"
+    LOANS = "loans"
+    """Every seed: workers lend each other their devices, and use nothing else."""
+
+
+WITHOUT_SLACK = (Mechanisms.NONE, Mechanisms.LOANS)
 
 
 def with_mechanisms(scale: Scale, seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
@@ -38,13 +49,31 @@ def with_mechanisms(scale: Scale, seed: int, mechanisms: Mechanisms = Mechanisms
 
     The draws are independent of all others of the seed. So a seed without mechanisms runs as before.
     """
-    return _with_residency(_with_slack(scale, seed, mechanisms), seed, mechanisms)
+    return _with_loans(
+        _with_residency(_with_slack(scale, seed, mechanisms), seed, mechanisms), seed, mechanisms
+    )
 
 
 def without_residency(scale: Scale) -> Scale:
     """Return the deployment with as many sessions as slabs."""
     more = 0 if scale.quality_debt_limit > 0 else scale.host_sessions
     return replace(scale, host_sessions=0, slots=scale.slots - more)
+
+
+def _with_loans(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
+    chance = random.Random(f"host loans {seed}")
+    host_workers, limit_s = chance.choice(HOST_WORKERS), chance.choice(EXCHANGE_LIMITS_S)
+    if mechanisms is not Mechanisms.LOANS:
+        return scale
+    workers = max(2, scale.workers)
+    return replace(
+        scale,
+        slots=max(LENDING_SLOTS, scale.slots),
+        workers=workers,
+        most_workers=max(workers, scale.most_workers),
+        host_workers=host_workers,
+        exchange_limit_s=limit_s,
+    )
 
 
 def _with_residency(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
@@ -54,7 +83,7 @@ def _with_residency(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
         chance.choice(HOST_SESSIONS),
         chance.choice(COPIES_S),
     )
-    if mechanisms is Mechanisms.NONE or (mechanisms is Mechanisms.DRAWN and not used):
+    if mechanisms in WITHOUT_SLACK or (mechanisms is Mechanisms.DRAWN and not used):
         return scale
     if scale.quality_debt_limit > 0:
         # While it absorbs, a worker has sessions beyond the slabs.
@@ -68,7 +97,7 @@ def _with_slack(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
     drawn = {name for name in NAMES if chance.random() < EACH_IN}
     horizon_s, limit = chance.choice((3.0, 8.0)), chance.choice((0.02, 0.3))
     at_maximum, slot_s = chance.random() < 0.5, chance.choice((2.0, 10.0))
-    if mechanisms is Mechanisms.NONE or (mechanisms is Mechanisms.DRAWN and not used):
+    if mechanisms in WITHOUT_SLACK or (mechanisms is Mechanisms.DRAWN and not used):
         return scale
     if mechanisms is Mechanisms.ALL or everything:
         drawn = set(NAMES)

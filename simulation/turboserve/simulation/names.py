@@ -20,9 +20,10 @@ INVARIANTS = {
     "keeps_places": "where the pool has several offers, one worker at a time leaves, and every live session "
     "with a place has one on the workers that stay",
     "debt_never_shrinks": "where the pool absorbs bursts, it never shrinks while chunks are late or below "
-    "their best quality",
+    "their best quality, or a worker borrows another one's device",
     "sessions_rest": "a session that migrated rests before it migrates again for balance or to save chunks",
     "deterministic": "12: same seed, same events, same decisions",
+    "loans_harmless": "a worker that lends its device can still make each chunk of its own sessions in time",
     "pinned_is_best": "every chunk of a pinned session is generated at the best configuration",
     "tenant_limits": "no tenant exceeds its limits of sessions, slots, suspended sessions, bytes and rates",
     "tenants_apart": "no tenant reads, watches or changes a session of another",

@@ -89,6 +89,7 @@ def with_classes(scale: Scale, seed: int) -> Scale:
         fidelity=BEST,
         quality_debt_limit=0.0,
         absorb_at_maximum=False,
+        host_workers=0,
         tenant_limits={**scale.tenant_limits, "tenant_slots_factor": 0.0},
     )
 
@@ -102,8 +103,8 @@ def with_offers(scale: Scale, seed: int) -> Scale:
 
 
 def with_roles(scale: Scale, seed: int) -> Scale:
-    """Return the deployment with decode workers, text workers, and workers that only denoise."""
-    return replace(scale, roles=draw_roles(seed, scale.models))
+    """Return the deployment with decode and text workers, and workers that only denoise and lend nothing."""
+    return replace(scale, roles=draw_roles(seed, scale.models), host_workers=0)
 
 
 def run_scenario(

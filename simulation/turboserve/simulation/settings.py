@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from turboserve import failover
@@ -17,15 +18,18 @@ from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.pool_offers import START_S
 from turboserve.simulation.roles import ROLES, RoleScale
-from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.session_classes import MODEL, SessionClasses
 from turboserve.simulation.slow_devices import (
+    PARALLEL_SHARE,
     REAL_TIME_MARGIN,
     SLOW_FORWARD_S,
     SLOWER_FORWARD_S,
+    UNEVEN_FORWARD_S,
+    UNEVEN_SLOWDOWN,
     forward_of,
     ladder_of,
+    with_host_sessions,
 )
 from turboserve.simulation.tenant_keys import key_set
 from turboserve.state_store.settings import Settings as StoreSettings
@@ -46,12 +50,12 @@ GATHER = str(WorkerSettings.model_fields["gather_policy"].default)
 """The gather policy that ships as the default."""
 FIDELITY = str(WorkerSettings.model_fields["fidelity"].default)
 """The policy of configurations that ships as the default."""
+EXCHANGE_LIMIT_S = float(WorkerSettings.model_fields["sequence_parallel_timeout_s"].default)
+"""The shipped limit of an exchange between two workers in a forward, seconds."""
 BEST = "best"
 """The policy that lowers nothing."""
 ABSORBED = 2
 """Factor from K to the sessions for which such a device has memory. The floor carries more than that."""
-STATE_LAYERS = 4
-"""Layers of a state on a device with more sessions than slabs."""
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
 """Prefix of the environment variables that are read. None exist, so a run depends on its parameters alone."""
 SETTINGS_KEPT = 1_000
@@ -115,6 +119,10 @@ class Scale:
     """Time of a copy of a state between slab and host, if `host_sessions` is not 0."""
     roles: RoleScale | None = None
     """Decode workers and text workers. None: the pool's workers compute everything."""
+    host_workers: int = 0
+    """Number of workers of one host, which lend each other their devices. 0: no worker lends."""
+    exchange_limit_s: float = EXCHANGE_LIMIT_S
+    """Longest time of the exchanges of a forward that two workers compute together."""
     tenants: int = 1
     """Number of tenants. With more than one, gateways need their keys."""
     tenant_limits: Mapping[str, float] = field(default_factory=dict)
@@ -208,6 +216,8 @@ class Scale:
             gather_policy=self.gather,
             fidelity=self.fidelity,
             host_sessions=self.host_sessions,
+            sequence_parallel_directory=self.host_of(slot),
+            sequence_parallel_timeout_s=self.exchange_limit_s,
             device="cpu",
             nats_password=PASSWORD,
             **({} if self.roles is None else self.roles.home(self._models_of(slot))),
@@ -222,6 +232,17 @@ class Scale:
         )
         return made.model_copy(update={"worker_id": name, "nats_user": worker_user(identity_of(name))})
 
+    def host_of(self, member: str) -> Path | None:
+        """Return the directory by which a pool member's worker and others lend each other their devices."""
+        if not (self.host_workers and member):
+            return None
+        return Path(f"/host-{int(member.rpartition('-')[2]) // self.host_workers}")
+
+    def slowdown(self, member: str | None) -> float:
+        """Return how many times longer than declared the device of a pool member's worker computes."""
+        declared = self.fidelity != BEST or self.rescue_horizon_s > 0 or not (self.host_workers and member)
+        return 1.0 if declared or int(str(member).rpartition("-")[2]) % 2 else UNEVEN_SLOWDOWN
+
     def _models_of(self, member: str) -> str:
         """Return the classes of a worker in a pool member, with commas between them."""
         parts = parts_of(member, POOL)
@@ -232,25 +253,15 @@ class Scale:
     def profile(self, load_s: float) -> DeviceProfile:
         """Return the profile of each worker's device."""
         slots = self.most_sessions
-        profile = self.with_host_sessions(
-            DeviceProfile(load_s=load_s, slabs=slots, host_states=2 * slots, chunk_at_once=True)
-        )
+        profile = DeviceProfile(load_s=load_s, slabs=slots, host_states=2 * slots, chunk_at_once=True)
+        profile = with_host_sessions(profile, self.host_sessions, self.state_copy_s)
+        if self.host_workers:
+            profile = replace(profile, forward_s=UNEVEN_FORWARD_S, parallel_share=PARALLEL_SHARE)
         if self.fidelity == BEST:
             return profile
         slow_s = SLOWER_FORWARD_S if self.rescue_horizon_s > 0 else SLOW_FORWARD_S
         forward_s = slow_s if slots == self.slots else forward_of(profile, self.slots)
         return replace(profile, forward_s=forward_s, ladder=ladder_of(profile))
-
-    def with_host_sessions(self, profile: DeviceProfile) -> DeviceProfile:
-        """Return the device with fewer slabs than sessions, if some of them are beyond the slabs."""
-        if not self.host_sessions:
-            return profile
-        return replace(
-            profile,
-            slabs=profile.slabs - self.host_sessions,
-            host_bytes_per_s=state_size(profile) / self.state_copy_s,
-            state_layers=STATE_LAYERS,
-        )
 
     def profiles(self, load_s: float, models: tuple[str, ...], checkpoint: int) -> dict[str, DeviceProfile]:
         """Return the profile of a worker's device for each of its classes."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from turboserve.simulation.runtime.device.pages import state_size
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.worker.engine.fidelity import Fidelity, most_chunks
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
@@ -15,6 +18,26 @@ REAL_TIME_MARGIN = 0.95
 FORWARDS_OF = {4: 1.0, 2: 0.6, 1: 0.4}
 """Number of denoising steps → time of a chunk, relative to the best configuration's."""
 QUALITIES = {4: 1.0, 2: 0.95, 1: 0.9}
+STATE_LAYERS = 4
+"""Layers of a state on a device with more sessions than slabs."""
+UNEVEN_FORWARD_S = {1: 0.02, 4: 0.08}
+"""Latencies of devices whose workers lend them."""
+UNEVEN_SLOWDOWN = 6.0
+"""How many times longer than declared every other device of such a host computes. It carries one session."""
+PARALLEL_SHARE = 0.55
+"""Time of a forward that two workers compute together, relative to one on its own."""
+
+
+def with_host_sessions(profile: DeviceProfile, host_sessions: int, state_copy_s: float) -> DeviceProfile:
+    """Return the device with fewer slabs than sessions, if some of them are beyond the slabs."""
+    if not host_sessions:
+        return profile
+    return replace(
+        profile,
+        slabs=profile.slabs - host_sessions,
+        host_bytes_per_s=state_size(profile) / state_copy_s,
+        state_layers=STATE_LAYERS,
+    )
 
 
 def forward_of(profile: DeviceProfile, capacity: int) -> dict[int, float]:

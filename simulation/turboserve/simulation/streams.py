@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
@@ -113,19 +112,17 @@ class StreamScale(CalmScale):
     """Fields of the workers' settings that differ from calm mode's."""
     scheduler_settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the schedulers' settings that differ from calm mode's."""
-    host_workers: int = 0
-    """Number of workers of one host, which lend each other their devices. 0: no worker lends."""
 
     def worker(self, name: str, slot: str) -> WorkerSettings:
         given = super().worker(name, slot).model_dump(exclude_unset=True)
         # Settings are made once for all workers that only their names distinguish: to read them takes long.
         names = {field: given.pop(field) for field in WORKER_NAMES}
-        loans = {}
-        if self.host_workers:
-            host = int(slot.rpartition("-")[2]) // self.host_workers
-            loans = {"sequence_parallel_directory": Path(f"/host-{host}")}
+        loans = {"sequence_parallel_directory": self.host_of(slot)}
         made = self._of(WorkerSettings, **{**given, **loans, **self.worker_settings})
         return made.model_copy(update=names)
+
+    def slowdown(self, member: str | None) -> float:
+        return 1.0
 
     def gateway(self) -> GatewaySettings:
         return super().gateway().model_copy(update={"playhead_interval_s": PLAYHEAD_S})

@@ -67,6 +67,10 @@ class VirtualWorker:
         self.service: ServiceProcess | None = None
         self.worker: Worker | None = None
         """None while the worker loads its model."""
+        self.slowdown = 1.0
+        """How many times longer than declared its device computes from the start on."""
+        self.lends: Callable[[VirtualWorker, Engine, VirtualBackend], None] = lambda *given: None
+        """Called with each engine before it computes."""
         self._host, self._begins_chunk = host, begins_chunk
         self._platform: VirtualPlatform | None = None
 
@@ -84,6 +88,7 @@ class VirtualWorker:
         )
         if len(self.profiles) > 1:
             platform.profiles = self.profiles
+        platform.faults.slowdown = self.slowdown
         platform.faults.host_full = platform.faults.offload_fails = self._host_full
         self._platform = platform
         self.worker = await app.compose(runtime, settings, platform)
@@ -100,6 +105,8 @@ class VirtualWorker:
             return forward(works)
 
         engine.backend.forward = observed  # type: ignore[method-assign]
+        if isinstance(engine.backend, VirtualBackend):
+            self.lends(self, engine, engine.backend)
 
     @property
     def _engines(self) -> tuple[Engine, ...]:

@@ -98,6 +98,10 @@ class World(Servers):
         """Number of processes that each service has had."""
         self.on_begin: Callable[[ServiceProcess], None] = lambda service: None
         """Called with each process that starts."""
+        self.on_lent: Callable[[ServiceProcess, ServiceProcess, float], None] = lambda donor, home, seconds: (
+            None
+        )
+        """Called when a donor begins to compute a forward with a home, which takes about so many seconds."""
         self.on_scheduler: Callable[[Scheduler, SchedulerSettings], Scheduler] = lambda core, settings: core
         """Called with each scheduler's core. Returns the core to run."""
         self.on_autoscaler: Callable[[AutoscalerShell, AutoscalerSettings], None] = lambda shell, settings: (
@@ -269,6 +273,7 @@ class World(Servers):
             load_s = math.inf
         profiles = self.scale.profiles(load_s, settings.models, self.weights)
         worker = VirtualWorker(self, name, profiles, self.checker.begins_chunk)
+        worker.lends, worker.slowdown = self.checker.loans.lends, self.scale.slowdown(settings.pool_member)
         service = ServiceProcess(self, name, "worker", settings, worker.start, self._skew())
         worker.service = service
         if chance.random() < faults.crash_at_start:
@@ -394,6 +399,9 @@ class World(Servers):
             "placements": self.checker.placements,
             "moves": self.checker.migrations,
             "loans": sum(worker.loans for worker in self.workers.values()),
+            "lent_forwards": self.checker.loans.forwards,
+            "broken_forwards": self.checker.loans.broken,
+            "lent_beside_own": self.checker.loans.beside_own,
             "offloads": sum(worker.residency.offloads for worker in self.workers.values()),
             "returns": sum(worker.residency.returns for worker in self.workers.values()),
             "late_returns": sum(worker.residency.late_returns for worker in self.workers.values()),

@@ -282,4 +282,5 @@ def playout_of(report: LoadReport) -> MemberPlayout:
         relaxed=tiers[Tier.RELAXED],
         lowered=sum(held.slack is not None and held.fidelity is not None for held in report.sessions),
         quality=report.quality,
+        loan=report.loan,
     )

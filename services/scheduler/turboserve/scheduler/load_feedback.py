@@ -9,6 +9,7 @@ from fractions import Fraction
 from math import ceil
 
 from turboserve.contracts.decoding import DecodeCapacity
+from turboserve.contracts.loans import LoanRole
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.scheduler.class_views import ClassLoad
 from turboserve.scheduler.messages import SendFeedback
@@ -74,6 +75,8 @@ class ClassRoom:
     debt: float
     """The worker's quality debt, weighted with `used`."""
     deficit: float
+    borrows: bool
+    """Whether the worker borrows another one's device."""
 
 
 class WorkerLoads:
@@ -120,6 +123,7 @@ def _rooms(cluster: Cluster, shared: ClassLoad, worker: WorkerView) -> Iterator[
             decoding=worker.decoding if slots else None,
             debt=used * worker.quality_debt,
             deficit=worker.deficit,
+            borrows=worker.loan is not None and worker.loan.role is LoanRole.HOME,
         )
 
 
@@ -184,6 +188,7 @@ def _of_model(
         deficit=sum([room.deficit for room in rooms]),
         floor_capacity=sum([room.floor_slots for room in rooms]) if lowers else None,
         decoding=_decoding(rooms),
+        borrowing=sum([room.borrows for room in rooms]),
         decisions=decisions,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from turboserve.contracts.loans import LoanRole
 from turboserve.contracts.sessions import Phase
 from turboserve.scheduler.class_views import shared_workers, with_entries, worker_states
 from turboserve.scheduler.placement import Cluster, SessionState, WorkerState
@@ -159,6 +160,7 @@ def worker_state(
         absorbs=absorbs,
         changed_outside=worker.changed_outside,
         host=worker.host,
+        lends=worker.loan is not None and worker.loan.role is LoanRole.DONOR,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from turboserve.contracts.decoding import DecodeCapacity
+from turboserve.contracts.loans import WorkerLoan
 from turboserve.contracts.workers import LoadReport, MigrationReport, WorkerPhase, WorkerRecord
 from turboserve.scheduler.profiles import curves_differ, profiles_differ
 from turboserve.scheduler.worker_classes import WorkerClasses, newest_classes
@@ -109,7 +110,7 @@ class WorkerView(ChangeTracked):
     TRACKED_FIELDS = frozenset(
         {"capacity", "process", "declaration", "full_until", "host", "provides_state", "chunk_latency_s"}
         | {"weights_digest", "floor_capacity", "floor_chunk_latency_s", "changed_outside", "classes"}
-        | {"quality_debt", "deficit", "decoding"}
+        | {"quality_debt", "deficit", "decoding", "loan"}
     )
 
     id: str
@@ -146,6 +147,8 @@ class WorkerView(ChangeTracked):
     """Share of the worker's chunks of the last minute that the load has lowered."""
     deficit: float = 0.0
     """Number of late chunks that the worker expects."""
+    loan: WorkerLoan | None = None
+    """The loan in which the worker takes part, as last reported."""
     decoding: DecodeCapacity | None = None
     """The decode workers that may limit `capacity`. None: none are known."""
     used: set[str] = field(default_factory=set)
@@ -239,8 +242,8 @@ class WorkerView(ChangeTracked):
                 self.known_latency_s = self.chunk_latency_s
 
     def reported_limits(self, report: LoadReport) -> None:
-        """Apply what a load report says about lower fidelity and about decode workers."""
-        self.decoding = report.decoding
+        """Apply what a load report says about lower fidelity, decode workers and loans."""
+        self.decoding, self.loan = report.decoding, report.loan
         self.floor_capacity = report.floor_capacity or 0
         if profiles_differ(report.floor_chunk_latency_s, self.floor_chunk_latency_s):
             self.floor_chunk_latency_s = dict(report.floor_chunk_latency_s)

@@ -6,6 +6,7 @@ from turboserve.instruments import Instruments
 from turboserve.telemetry_names import (
     BATCH_SIZE,
     ERROR_TYPE,
+    LOAN_ROLE,
     START_PART,
     TAKEOVER,
     TIER,
@@ -80,6 +81,9 @@ loans = _worker.counter(
 )
 loans_broken = _worker.counter(
     "turboserve.worker.loans.broken", "{loan}", "Loans whose other worker did not take part in a forward."
+)
+loan = _worker.gauge(
+    "turboserve.worker.loans.active", "{loan}", "Loans under way, by the part of this worker.", LOAN_ROLE
 )
 decode_workers = _worker.gauge(
     "turboserve.worker.decode.workers", "{worker}", "Decode workers to which the worker is connected."

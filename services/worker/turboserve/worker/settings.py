@@ -189,8 +189,8 @@ class Settings(Shared):
     """Directory of sockets by which workers of one host lend each other their devices (sequence parallelism).
     The workers need one user, one network namespace and, with GPUs, one GPU each. None: no loans."""
     sequence_parallel_timeout_s: Seconds = 0.5
-    """Longest time of one exchange between two workers in a forward, in seconds. A worker lends itself only
-    while its sessions outlast that."""
+    """Longest time of one exchange between two workers in a forward, in seconds. At the worker that lends
+    itself, all exchanges of a forward together take at most as long, and its sessions must outlast that."""
     transfer_bytes_per_s: float = Field(default=10e6, gt=0)
     """Assumed transfer rate that limits a copy's time until a rate is measured for the source's host. Four
     times the estimated copy time is added to `migration_timeout_s`."""

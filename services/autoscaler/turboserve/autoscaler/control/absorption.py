@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from turboserve.contracts.autoscale import LevelParameters
 from turboserve.contracts.pool import LoadFeedback
+from turboserve.wording import counted
 
 DEBT_WINDOW_S = 60.0
 """Time over which workers report quality debt."""
@@ -91,9 +92,11 @@ def peak_slots(capacity: int, floor: int, price: float) -> float:
 
 
 def owed(feedback: LoadFeedback) -> str:
-    """Return what keeps the pool from shrinking; empty if there is neither quality debt nor deficit."""
+    """Return what keeps the pool from shrinking; empty without quality debt, deficit and loans."""
     if feedback.deficit > 0:
         return f"{feedback.deficit:.1f} late chunks are expected"
     if feedback.quality_debt > 0:
         return f"{feedback.quality_debt:.1%} of the last minute's chunks are lowered by load"
+    if feedback.borrowing > 0:
+        return f"{counted(feedback.borrowing, 'worker')} must borrow the device of another one"
     return ""

@@ -7,12 +7,23 @@ from typing import Self
 from pydantic import Field
 
 from turboserve.contracts.base import Note
+from turboserve.contracts.loans import LoanRole
 from turboserve.contracts.pool import WORKERS_LIMIT, PoolMemberPhase, PoolOrders
 from turboserve.gateway.pools.profile_schemas import Profile
 from turboserve.gateway.pools.scaling_schemas import PoolScaling
 from turboserve.gateway.pools.snapshots import PoolSnapshot
 from turboserve.gateway.pools.summary import summary
 from turboserve.gateway.public import PublicInput, PublicOutput, Timestamp
+
+
+class MemberLoan(PublicOutput):
+    """A loan between two workers of one host, which compute the forwards of one session together."""
+
+    role: LoanRole = Field(
+        description="`home`: the worker has the session, and borrows. `donor`: it lends its device.",
+        examples=["donor"],
+    )
+    peer: str = Field(description="Id of the other worker.", examples=["wk_81c40b"])
 
 
 class MemberPlayout(PublicOutput):
@@ -34,6 +45,9 @@ class MemberPlayout(PublicOutput):
         description="Mean quality of the chunks of the last minute, where 1 is the best. `null`: no chunk, "
         "or not measured.",
         examples=[0.99],
+    )
+    loan: MemberLoan | None = Field(
+        description="The loan under way. `null`: the worker neither borrows nor lends.", examples=[None]
     )
 
 
@@ -80,6 +94,7 @@ class PoolMember(PublicOutput):
                 "relaxed": 2,
                 "lowered": 0,
                 "quality": 0.99,
+                "loan": {"role": "donor", "peer": "wk_81c40b"},
             }
         ],
     )

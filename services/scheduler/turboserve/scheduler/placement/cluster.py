@@ -159,6 +159,7 @@ class Cluster:
                 suspect=entry.state.suspect,
                 chunk_latency_s=entry.state.chunk_latency_s,
                 floor_capacity=entry.limit,
+                lends=entry.state.lends,
                 capability=entry.state.capability,
                 class_latency_s=entry.state.class_latency_s,
                 counts=class_counts(

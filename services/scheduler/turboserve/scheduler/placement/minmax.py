@@ -9,8 +9,9 @@ from math import inf
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Placement, Rebalancer, serving_by_kind, why_not
 from turboserve.scheduler.placement.links import LinkKind, kind_between
-from turboserve.scheduler.placement.pool import Item, LatencyCurve, PoolEntry
+from turboserve.scheduler.placement.pool import LatencyCurve, PoolEntry, with_loan_s
 from turboserve.scheduler.placement.quota_preference import best_within
+from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.tentative import TentativeAssignment
 from turboserve.scheduler.placement.types import Candidate, Choice, Demand, Migration, SessionState
 
@@ -75,7 +76,7 @@ class MinMax(Placement):
         after_s = max(bottleneck_s, level_s)
         own = id(cluster.pool(demand.model, entry.state.weights_digest))
         bottlenecks[own] = max(bottlenecks[own], level_s)
-        latency_s = entry.curve(others + 1)
+        latency_s = entry.with_more_s(others + 1)
         load = (others, entry.slots, entry.limit)
         choice = _choice(demand, entry.id, reason, latency_s, (bottleneck_s, after_s), load, ready)
         return _with_quota(cluster, demand.model, choice)
@@ -141,7 +142,7 @@ class MinMax(Placement):
 
         def cost(candidate: Candidate) -> tuple[bool, float, float, float, str]:
             on_it = others[candidate.worker]
-            latency_s = curves[candidate.worker](on_it + 1)
+            latency_s = with_loan_s(curves[candidate.worker], on_it + 1, lends=candidate.lends)
             after_s = max(bottleneck_s, latency_s)
             return candidate.suspect, after_s, latency_s, on_it / candidate.capacity, candidate.worker
 
@@ -155,9 +156,8 @@ class MinMax(Placement):
         after_s = bottleneck_s if best.suspect else max(bottleneck_s, curve(on_it - best.leaving + 1))
         reason = HELD if held is not None else LEAST if on_it < best.capacity else LOWERED
         load = (on_it, best.capacity, best.floor_capacity)
-        return _choice(
-            demand, best.worker, reason, curve(on_it + 1), (bottleneck_s, after_s), load, len(candidates)
-        )
+        latency_s = with_loan_s(curve, on_it + 1, lends=best.lends)
+        return _choice(demand, best.worker, reason, latency_s, (bottleneck_s, after_s), load, len(candidates))
 
 
 def _choice(
@@ -278,7 +278,7 @@ def _nearness(cluster: Cluster, source: str, worker: str) -> int:
 
 def _at(cluster: Cluster, choice: Choice, migration: Migration) -> Choice:
     entry = cluster.entries[migration.target]
-    latency_s = entry.curve(entry.held + 1)
+    latency_s = entry.with_more_s(entry.held + 1)
     numbers = {
         **choice.numbers,
         "latency_s": latency_s,

@@ -179,7 +179,7 @@ class Planner:
             entry = tentative.best(self.pool.targets, excluded=session.excluded)
             if entry is not None:
                 tentative.add(entry.id)
-                worst_s = max(worst_s, entry.curve(entry.held + tentative.added[entry.id]))
+                worst_s = max(worst_s, entry.with_more_s(entry.held + tentative.added[entry.id]))
                 placed.append(session)
         return placed, worst_s
 

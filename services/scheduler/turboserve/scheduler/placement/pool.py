@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from turboserve.scheduler.placement.links import LinkKind, node_of
+from turboserve.scheduler.placement.ranking import Item, Ranking
 from turboserve.scheduler.placement.types import WorkerState
 
 CHUNK_S = 0.75
@@ -90,42 +91,13 @@ def slots(curve: LatencyCurve, capacity: int, target_s: float | None) -> int:
     return max(1, curve.most(target_s, capacity))
 
 
-Item = tuple[float | str, ...]
-"""Sort key of a name; the name is the last element."""
+def with_loan_s(curve: LatencyCurve, sessions: int, *, lends: bool) -> float:
+    """Return L(sessions) of a worker, with the part that it computes of another worker's session."""
+    return curve(sessions) + LENT_SHARE * curve(1) if lends else curve(sessions)
 
 
-class Ranking:
-    """A sorted list with one item per name. A change takes two binary searches and a shift of pointers.
-
-    `SortedList` of sortedcontainers is slower up to 4,096 workers: its nested lists cost more than the shift.
-    """
-
-    __slots__ = ("_of", "items")
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-        self._of: dict[str, Item] = {}
-
-    def put(self, name: str, item: Item | None) -> None:
-        """Rank `name` by `item`, which ends with the name. None removes the name."""
-        before = self._of.get(name)
-        if before == item:
-            return
-        if before is not None:
-            del self.items[bisect.bisect_left(self.items, before)]
-            del self._of[name]
-        if item is not None:
-            bisect.insort(self.items, item)
-            self._of[name] = item
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, the cheapest first."""
-        return (str(item[-1]) for item in self.items)
-
-
+LENT_SHARE = 0.5
+"""Part of the time of a lone chunk that a loan takes on the donor's device: half of the tokens and heads."""
 LOWERED, SUSPECT = 0.5, 1.0
 """First elements of the keys of targets that are a last resort. Migrations for balance do not use them."""
 NO_WORKER = WorkerState(id="", model="", capacity=0, ready=False)
@@ -196,6 +168,14 @@ class PoolEntry:
         """Number of sessions on the worker once all migrations and placements under way are done."""
         return len(self.here) + len(self.coming) - len(self.going)
 
+    def with_more_s(self, sessions: int) -> float:
+        """Return the chunk latency as a target that then has so many sessions, in seconds.
+
+        What the worker lends counts: further sessions would end the loan, and the session that borrows would
+        be late. The worker's own sessions do not wait for a loan, so no other latency counts it.
+        """
+        return with_loan_s(self.curve, sessions, lends=self.state.lends)
+
     @property
     def candidate(self) -> bool:
         """Whether the worker may get sessions if it has room."""
@@ -221,10 +201,11 @@ class PoolEntry:
         if held >= self.slots:
             if held >= self.limit or not self.serves:
                 return None
-            return (LOWERED, self.curve(held + 1), held / self.slots, self.id)
+            return (LOWERED, self.with_more_s(held + 1), held / self.slots, self.id)
         if not self.candidate:
             return None
-        return (SUSPECT if self.state.suspect else 0.0, self.curve(held + 1), held / self.slots, self.id)
+        last = SUSPECT if self.state.suspect else 0.0
+        return (last, self.with_more_s(held + 1), held / self.slots, self.id)
 
 
 class Pool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.pool import Item, Pool, PoolEntry
+from turboserve.scheduler.placement.pool import Pool, PoolEntry
+from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.tentative import TentativeAssignment
 from turboserve.scheduler.placement.types import Demand, Migration
 

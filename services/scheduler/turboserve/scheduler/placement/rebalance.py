@@ -12,8 +12,9 @@ from turboserve.scheduler.placement.drain import drain_active, drain_suspended
 from turboserve.scheduler.placement.links import Links
 from turboserve.scheduler.placement.objective import Objective
 from turboserve.scheduler.placement.plan import Plan, Planner, Step
-from turboserve.scheduler.placement.pool import Item, Pool, PoolEntry
+from turboserve.scheduler.placement.pool import Pool, PoolEntry
 from turboserve.scheduler.placement.proposals import Proposals, costs_of
+from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.rescue import Rescuer, begun, migration_of
 from turboserve.scheduler.placement.stages import Stage, stages
 from turboserve.scheduler.placement.types import (

@@ -9,7 +9,8 @@ from itertools import islice
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.objective import LateChunks, Objective
 from turboserve.scheduler.placement.plan import Planner, Step
-from turboserve.scheduler.placement.pool import Item, PoolEntry
+from turboserve.scheduler.placement.pool import PoolEntry
+from turboserve.scheduler.placement.ranking import Item
 from turboserve.scheduler.placement.types import Migration, MigrationKind, SessionState, Weights
 from turboserve.scheduler.placement.urgency import slack_at
 from turboserve.static_frozen import statically_frozen, with_fields

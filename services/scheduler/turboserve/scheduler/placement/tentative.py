@@ -7,7 +7,8 @@ from collections.abc import Collection
 from math import inf
 
 from turboserve.scheduler.placement.cluster import Cluster
-from turboserve.scheduler.placement.pool import Item, PoolEntry, Ranking
+from turboserve.scheduler.placement.pool import PoolEntry
+from turboserve.scheduler.placement.ranking import Item, Ranking
 
 
 class _Cursor:

@@ -48,6 +48,9 @@ class WorkerState:
     """The worker's machine, `HOST` or `NODE/HOST` (see `links`). Empty: not known, far from all others."""
     capability: Capability | None = None
     """What the worker serves of each class. None: `capacity` sessions of its model, whatever their class."""
+    lends: bool = False
+    """Whether it computes half of each forward of another worker's session. The loan ends when its own
+    sessions need the device, so it takes no slot."""
     class_latency_s: Mapping[SessionClass, Mapping[int, float]] = field(default_factory=dict)
     """As `chunk_latency_s`, by class. A missing class takes equal parts of a chunk's playing time."""
 
@@ -121,6 +124,8 @@ class Candidate:
     """See `WorkerState.class_latency_s`."""
     counts: Mapping[SessionClass, int] = field(default_factory=dict)
     """Sessions in `load` by class. Only workers with a `capability` have counts."""
+    lends: bool = False
+    """See `WorkerState.lends`."""
 
     def serves(self, demand: Demand) -> bool:
         """Whether the worker has the session's model and, if the session needs certain weights, these."""

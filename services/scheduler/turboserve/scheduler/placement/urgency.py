@@ -142,7 +142,7 @@ class Urgency:
         if entry.held < entry.slots:
             urgent_s = self._alpha * entry.curve(1)
             more = late_chunks(entry.floor_curve, [*slacks, urgent_s], horizon_s) - late
-            item = (more, entry.curve(entry.held + 1), entry.id)
+            item = (more, entry.with_more_s(entry.held + 1), entry.id)
         pool.relaxed.put(entry.id, item)
 
     def _slacks_s(self, entry: PoolEntry, sessions: Iterable[str], now: float) -> list[float]:

@@ -98,6 +98,10 @@ class Engine(Pipeline):
         """Playout slack of every active session that has not ended, by name."""
         return self._forecaster.playouts(self._table.sessions.values(), now)
 
+    def in_time_after(self, now: float, busy_s: float) -> bool:
+        """Whether no viewer's next chunk is late if the device computes something else for `busy_s` first."""
+        return self._forecaster.in_time_after(self._table.sessions.values(), now, busy_s)
+
     def tiers(self, now: float) -> Mapping[str, Tier]:
         """Tiers of the same sessions, with the times that `playouts` has found last."""
         return self._forecaster.tiers(self._table.sessions.values(), now)

@@ -202,6 +202,22 @@ class Forecaster:
 
     def playouts(self, sessions: Iterable[Session], now: float) -> dict[str, Playout]:
         """Playout slack of each session that has not ended, by name, with a new forecast."""
+        live, self._forecasts = self._forecast(sessions, now)
+        return {session.name: self._playout(session, now) for session in live}
+
+    def in_time_after(self, sessions: Iterable[Session], now: float, busy_s: float) -> bool:
+        """Whether no viewer's next chunk is late if the device computes something else for `busy_s` first."""
+        live, found = self._forecast(sessions, now, busy_s)
+        return all(
+            self._pacing.slack(each, now) >= self._ready_s(each, found, busy_s)
+            for each in live
+            if self._pacing.shrinks(each)
+        )
+
+    def _forecast(
+        self, sessions: Iterable[Session], now: float, busy_s: float = 0.0
+    ) -> tuple[list[Session], dict[str, Forecast]]:
+        """Sessions that have not ended, and their forecasts if the device is busy for so long."""
         live = [session for session in sessions if not session.ended]
         away = any(not session.may_compute for session in live)
         returns_s = self._returns_s(now) if away else {}
@@ -221,8 +237,8 @@ class Forecaster:
             return self._forward.choose(candidates, self._policy, profile, recache)
 
         upcoming = [one for one in found if one is not None]
-        self._forecasts = forecast(upcoming, choose, self._context.forward_s, self._context.encoding_s(live))
-        return {session.name: self._playout(session, now) for session in live}
+        busy_s += self._context.encoding_s(live)
+        return live, forecast(upcoming, choose, self._context.forward_s, busy_s)
 
     def tiers(self, sessions: Iterable[Session], now: float) -> dict[str, Tier]:
         """Tier of each session that has not ended, by name, with the times of the last forecast."""
@@ -244,18 +260,25 @@ class Forecaster:
         next_s, after_s = self._next_s(session), self._pacing.after_forwards
         rest_s, lateness_s = 0.0, 0.0
         if session.undecoded and isinstance(session.undecoded[0], UndecodedChunk):
-            rest_s, ready_s = after_s, after_s
-        else:
-            expected = self._forecasts.get(session.name)
-            # Without a forecast, nothing of the session is computed or due: it waits for its viewer, or
-            # leaves.
-            ready_s = next_s if expected is None else expected.clean_s + after_s
-            if isinstance(session.task, ChunkTask) and session.task.work.done:
-                work = session.task.work
-                rest_s = self._forward_s(session) * max(0, work.denoising - work.done) + after_s
+            rest_s = after_s
+        elif isinstance(session.task, ChunkTask) and session.task.work.done:
+            work = session.task.work
+            rest_s = self._forward_s(session) * max(0, work.denoising - work.done) + after_s
         if playing:
-            lateness_s = max(0.0, ready_s - slack_s)
+            lateness_s = max(0.0, self._ready_s(session, self._forecasts) - slack_s)
         return Playout(slack_s, rest_s, next_s, lateness_s, playing, self._pacing.alpha)
+
+    def _ready_s(self, session: Session, forecasts: Mapping[str, Forecast], busy_s: float = 0.0) -> float:
+        """When the next chunk is ready, seconds from now."""
+        if session.undecoded and isinstance(session.undecoded[0], UndecodedChunk):
+            return self._pacing.after_forwards
+        expected = forecasts.get(session.name)
+        # Without a forecast, nothing of the session is computed or due: it waits for its viewer, or leaves.
+        return (
+            busy_s + self._next_s(session)
+            if expected is None
+            else expected.clean_s + self._pacing.after_forwards
+        )
 
     def _forward_s(self, session: Session) -> float:
         expected = self._forecasts.get(session.name)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hmac
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ class Group(ABC):
         """Bytes that this end has sent."""
         self.exchanges = 0
         self._device = device
+        self._rest_s: float | None = None
+        """What is left of the time of a forward. None: each exchange has its own limit."""
         self._group: Any = None
         self._buffers = [torch.empty(0, dtype=torch.uint8, device=device)] * 2
         """Memory to send from and to receive to, enlarged to the largest exchange."""
@@ -53,9 +56,14 @@ class Group(ABC):
     def __call__(self, sent: Sequence[Tensor], received: Sequence[Tensor]) -> None:
         """Exchange tensors. Raises `PartnerLostError`; the group is then closed."""
         # The loop's thread may close the group at any moment.
-        group = self._group
+        group, began_s = self._group, time.monotonic()
         if group is None:
             raise PartnerLostError("the group is closed")
+        if self._wait_s <= 0:
+            self.close()
+            raise PartnerLostError(
+                f"{self.kind}: the exchanges of a forward take more than {self.limit_s:g} s"
+            )
         out, into = (self._room(place, parts) for place, parts in enumerate((sent, received)))
         at = 0
         for part in sent:
@@ -65,11 +73,13 @@ class Group(ABC):
         try:
             counts = self._counts(into), self._counts(out)
             options = dist.AllToAllOptions()
-            options.timeout = time_limit(self.limit_s)
+            options.timeout = time_limit(self._wait_s)
             self._wait(group.alltoall_base(into, out, *counts, options))
         except RuntimeError as error:
             self.close()
             raise PartnerLostError(f"{self.kind}: {first_line(error)}") from None
+        if self._rest_s is not None:
+            self._rest_s -= time.monotonic() - began_s
         self.sent_bytes += out.numel()
         self.exchanges += 1
         at = 0
@@ -77,6 +87,20 @@ class Group(ABC):
             size = part.numel() * part.element_size()
             part.copy_(into[at : at + size].view(part.dtype).view(part.shape))
             at += size
+
+    @contextmanager
+    def one_forward(self) -> Iterator[None]:
+        """See `PeerGroup.one_forward`."""
+        self._rest_s = self.limit_s
+        try:
+            yield
+        finally:
+            self._rest_s = None
+
+    @property
+    def _wait_s(self) -> float:
+        """Longest time of the next exchange, seconds."""
+        return self.limit_s if self._rest_s is None else self._rest_s
 
     def recognize(self, key: bytes, name: str) -> None:
         """Prove the key to the other end and verify its proof. Raises `PartnerLostError`."""
@@ -129,7 +153,7 @@ class GlooGroup(Group):
             raise PartnerLostError(f"gloo: {first_line(error)}") from None
 
     def _wait(self, work: Any) -> None:
-        work.wait(time_limit(self.limit_s))
+        work.wait(time_limit(self._wait_s))
 
 
 class NcclGroup(Group):
@@ -168,9 +192,9 @@ class NcclGroup(Group):
             group.abort()
 
     def _wait(self, work: Any) -> None:
-        until = time.monotonic() + self.limit_s
+        until = time.monotonic() + self._wait_s
         while not work.is_completed():
             if time.monotonic() >= until:
-                raise RuntimeError(f"no exchange within {self.limit_s:g} s")
+                raise RuntimeError(f"no exchange within {self._wait_s:g} s")
             time.sleep(0)
         work.wait()

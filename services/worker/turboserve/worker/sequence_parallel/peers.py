@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -51,6 +52,13 @@ class PeerGroup(Exchange, Protocol):
     """A group of two workers (`group.Group`)."""
 
     kind: str
+
+    def one_forward(self) -> AbstractContextManager[None]:
+        """Let all exchanges in the context together take at most as long as one may alone.
+
+        So a donor's own sessions wait no longer for a home that is slow in each exchange.
+        """
+        ...
 
     def close(self) -> None:
         """Close the group. The other worker notices at its next exchange."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.playout import Playout
 
 MOST_CREDIT_S = 3600.0
@@ -35,12 +36,25 @@ def measure(playouts: Mapping[str, Playout], borrowable: Iterable[str], limit_s:
     )
 
 
-def may_lend(shrinking: Iterable[Playout], limit_s: float) -> bool:
-    """Whether all sessions are relaxed, and stay without a stall if the home freezes within an exchange.
+def measure_engine(engine: Engine, now: float, borrowable: Iterable[str], limit_s: float) -> Measured:
+    """Measure an engine's sessions. See `measure`.
 
-    `shrinking`: the sessions whose slack shrinks. `limit_s`: longest time of one exchange, seconds.
+    A worker lends only while no chunk would be late after a forward that takes as long as it may: the limit,
+    and less than a chunk's time for what the donor itself computes. So its sessions' turns count, too.
     """
-    return all(one.tier == "relaxed" and one.credit_s >= limit_s for one in shrinking)
+    found = measure(engine.playouts(now), borrowable, limit_s)
+    if found.lends and not engine.in_time_after(now, limit_s + engine.pacing.chunk_seconds):
+        return replace(found, lends=False)
+    return found
+
+
+def may_lend(shrinking: Iterable[Playout], limit_s: float) -> bool:
+    """Whether all sessions are relaxed, and stay without a stall if the home freezes within a forward.
+
+    `shrinking`: the sessions whose slack shrinks. `limit_s`: longest time of a forward's exchanges, seconds.
+    What the donor itself computes in the forward takes less than a chunk's time T.
+    """
+    return all(one.tier == "relaxed" and one.credit_s >= limit_s + one.next_s for one in shrinking)
 
 
 def neediest(measured: Measured) -> str | None:

@@ -14,7 +14,9 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, assert_never
 
 from turboserve import logs
+from turboserve.contracts.loans import LoanRole, WorkerLoan
 from turboserve.tasks import BackgroundTasks
+from turboserve.telemetry_names import LOAN_ROLE
 from turboserve.worker import metrics
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.errors import DonorReleasedError, PartnerLostError, UnknownSessionError
@@ -30,7 +32,9 @@ from turboserve.worker.sequence_parallel.frames import (
 from turboserve.worker.sequence_parallel.loan_messages import (
     BeginBorrowing,
     BeginLending,
+    Borrowing,
     DropPeer,
+    Lending,
     LoanBroken,
     LoanCommand,
     LoanEvent,
@@ -43,7 +47,7 @@ from turboserve.worker.sequence_parallel.loan_messages import (
 )
 from turboserve.worker.sequence_parallel.loans import Loans
 from turboserve.worker.sequence_parallel.peers import CONNECT_S, Identity, Peer, PeerNetwork, meet
-from turboserve.worker.sequence_parallel.policy import Measured, measure
+from turboserve.worker.sequence_parallel.policy import Measured, measure_engine
 from turboserve.worker.transfer.errors import TransferError
 
 SCAN_S = 2.0
@@ -71,13 +75,20 @@ class LoanService:
     """Lends this worker to peers of its host, and borrows them for its own sessions."""
 
     def __init__(
-        self, identity: Identity, runner: Runner, network: PeerNetwork, now: Callable[[], float]
+        self,
+        identity: Identity,
+        runner: Runner,
+        network: PeerNetwork,
+        now: Callable[[], float],
+        changed: Callable[[], object] = lambda: None,
     ) -> None:
         """Allocate the memory for a borrowed session.
 
-        `now`: monotonic seconds on the engine's clock. Raises `SequenceParallelUnavailableError`.
+        `now`: monotonic seconds on the engine's clock. `changed`: called when a loan has begun or is over.
+        Raises `SequenceParallelUnavailableError`.
         """
         self._identity, self._runner, self._network, self._now = identity, runner, network, now
+        self._changed = changed
         self._memory = runner.engine.backend.parallel.lent_memory()
         self.loans = Loans()
         self.peers: dict[str, Peer] = {}
@@ -87,6 +98,17 @@ class LoanService:
         self._tasks = BackgroundTasks()
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loan(self) -> WorkerLoan | None:
+        """The loan under way."""
+        match self.loans.state:
+            case Borrowing(donor=peer):
+                return WorkerLoan(role=LoanRole.HOME, peer=peer)
+            case Lending(home=peer):
+                return WorkerLoan(role=LoanRole.DONOR, peer=peer)
+            case _:
+                return None
 
     async def run(self) -> None:
         """Serve until canceled, and end with all connections closed and all tasks ended.
@@ -161,8 +183,13 @@ class LoanService:
 
     def handle(self, event: LoanEvent) -> None:
         """Take an event, and carry out the commands."""
+        before = self.loan
         for command in self.loans.handle(event, self._now()):
             self._carry_out(command)
+        if (loan := self.loan) != before:
+            for role in LoanRole:
+                metrics.loan.set(int(loan is not None and loan.role is role), {LOAN_ROLE: role.value})
+            self._changed()
 
     def _carry_out(self, command: LoanCommand) -> None:
         match command:
@@ -204,7 +231,7 @@ class LoanService:
 
     def _measured(self, engine: Engine) -> Measured:
         borrowable = [name for name, one in engine.sessions.items() if not one.isolated and one.complete]
-        return measure(engine.playouts(self._now()), borrowable, self._identity.limit_s)
+        return measure_engine(engine, self._now(), borrowable, self._identity.limit_s)
 
     # At the home, on the engine's thread unless stated
 
@@ -240,7 +267,8 @@ class LoanService:
 
         def compute(engine: Engine) -> None:
             if lent is not None and current:
-                lent(spec, accept=self._measured(engine).lends)
+                with peer.group.one_forward():
+                    lent(spec, accept=self._measured(engine).lends)
             else:
                 parallel = engine.backend.parallel
                 parallel.lend(spec.loan, self._memory, peer.group)(spec, accept=False)

@@ -108,7 +108,9 @@ async def compose(runtime: Runtime, settings: Settings, platform: Platform) -> W
         limit_s = settings.sequence_parallel_timeout_s
         identity = Identity(name, engine.fingerprint, engine.device, limit_s)
         network = platform.peers(settings.sequence_parallel_directory, name)
-        service = LoanService(identity, worker.runner, network, runtime.clock.monotonic)
+        now, changed = runtime.clock.monotonic, worker.heartbeat.soon
+        service = LoanService(identity, worker.runner, network, now, changed)
+        worker.loan = lambda: service.loan
         runtime.spawn(service.run(), "loans")
     start = loaded.start
     for part, seconds in (

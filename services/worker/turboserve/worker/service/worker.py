@@ -12,6 +12,7 @@ from turboserve import logs
 from turboserve.audience import AggregatedPlayhead, AudienceFollower
 from turboserve.bus import Bus
 from turboserve.clock import Clock
+from turboserve.contracts.loans import WorkerLoan
 from turboserve.contracts.worker_offers import FrameSize
 from turboserve.contracts.workers import Assignment, LoadReport, WorkerPhase
 from turboserve.subjects import ASSIGN
@@ -93,6 +94,7 @@ class Worker:
         self._stopping = False
         self._admissions = AdmissionSpans()
         self.decoding: DecodeLimit = NoDecodeLimit()
+        self.loan: Callable[[], WorkerLoan | None] = lambda: None
 
     # Start and stop
 
@@ -116,12 +118,10 @@ class Worker:
         await self._engine.end(FINAL_REPORT_TIMEOUT_S)
         await self._packager.end(0.5)
         if self._engine.alive:
-            # A long forward still runs and may yield chunks: without a final report, no worker takes over
-            # yet.
+            # Its forward may still yield chunks: without a final report, no worker takes over yet.
             log.warning("engine still running: final report skipped", waited_s=FINAL_REPORT_TIMEOUT_S)
         else:
-            # Nothing is generated here any more. The report goes first, because the end of a large copy may
-            # take time.
+            # Nothing is generated any more. The report goes first: the end of a large copy may take time.
             await self.heartbeat.leave()
         await self.migrations.stop()
         self._audiences.close()
@@ -174,6 +174,7 @@ class Worker:
             quality=self._quality.mean(now),
             quality_debt=self._quality.debt(now),
             deficit=self.slack.deficit,
+            loan=self.loan(),
             host_states=self._host_states,
             host_sessions=self.engine.options.host_sessions,
             offloaded=self.engine.offloaded,
@@ -194,8 +195,7 @@ class Worker:
             self.classes.count_returns()
             self._check_connection()
             if not self._stopping:
-                # End the process, so that its sessions continue elsewhere. Its renewals continue, so that no
-                # other process would notice the fault.
+                # End the process: its renewals would continue, so no other process notices the fault.
                 watchdog.check(self._engine, self._packager)
 
     def _check_connection(self) -> None:

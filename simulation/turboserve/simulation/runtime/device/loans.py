@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -43,6 +44,8 @@ class VirtualGroup:
         self._calls, self._clock, self._loop, self._limit_s = calls, clock, loop, limit_s
         self._arrived: deque[list[Tensor]] = deque()
         self._closed = False
+        self._rest_s: float | None = None
+        """What is left of the time of a forward. None: each exchange has its own limit."""
         self.other: VirtualGroup | None = None
         self.joined = asyncio.Event()
 
@@ -60,17 +63,29 @@ class VirtualGroup:
             raise PartnerLostError("the group is closed")
         other._arrived.append(list(sent))
         other._calls.wake()
-        until = self._loop.time() + self._limit_s
+        began_s = self._loop.time()
+        until = began_s + (self._limit_s if self._rest_s is None else self._rest_s)
         while not self._arrived:
             if self._closed:
                 raise PartnerLostError("the group is closed")
             if self._loop.time() >= until:
                 self.close()
-                raise PartnerLostError(f"no exchange within {self._limit_s:g} s")
+                raise PartnerLostError(f"no exchange within {until - began_s:g} s")
             self._calls.wait(until)
+        if self._rest_s is not None:
+            self._rest_s = max(0.0, self._rest_s - (self._loop.time() - began_s))
         self._clock.catch_up()
         for into, part in zip(received, self._arrived.popleft(), strict=True):
             into.copy_(part)
+
+    @contextmanager
+    def one_forward(self) -> Iterator[None]:
+        """See `PeerGroup.one_forward`."""
+        self._rest_s = self._limit_s
+        try:
+            yield
+        finally:
+            self._rest_s = None
 
     def close(self) -> None:
         """See `PeerGroup.close`."""

@@ -46,6 +46,10 @@ function playout(found) {
   return `${tiers.join(", ")}: ${least}${lowered}${quality}`;
 }
 
+function loan({ role, peer }) {
+  return role === "donor" ? `lends its device to ${peer}` : `borrows the device of ${peer}`;
+}
+
 function makeMember() {
   const box = element("div", "", { className: "member" });
   box.setAttribute("role", "listitem");
@@ -66,7 +70,8 @@ function updateMember(box, member, shows) {
   const models = shows ? (member.models ?? []).join(", ") : "";
   setText(box.children[1], [models, holds, member.reason].filter(Boolean).join(" · "));
   const runs = member.playout && member.playout.slack_s !== null;
-  setText(box.children[2], runs ? playout(member.playout) : "");
+  const shown = [runs ? playout(member.playout) : "", member.playout?.loan ? loan(member.playout.loan) : ""];
+  setText(box.children[2], shown.filter(Boolean).join(" · "));
 }
 
 function line(what, more) {
