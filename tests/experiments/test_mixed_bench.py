@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from turboserve.allocation.classes import Capability
 from turboserve.autoscaler.control.pool_offers import OfferWorkers
 from turboserve.bench.report import BenchError
-from turboserve.experiments.mixed import command, switching
+from turboserve.experiments.mixed import analytic, command, switching
 from turboserve.experiments.mixed.family import (
     CLASSES,
     MEMORY_BYTES,
@@ -21,6 +22,7 @@ from turboserve.experiments.mixed.family import (
 )
 from turboserve.experiments.mixed.figures import gains, median_interval
 from turboserve.experiments.mixed.snapshot import POLICIES, fluid_load, in_time, load_at_99
+from turboserve.scheduler.placement import Kind
 from turboserve.scheduler.placement.pool import CHUNK_S
 
 PUBLISHED_CV = {"S1": 0.112, "S2": 0.186, "S3": 0.275, "S4": 0.472, "S5": 0.688}
@@ -80,6 +82,17 @@ def test_gains_are_paired() -> None:
     assert found["static"]["worst"] == 1.0
     low, high = median_interval([1.0, 2.0, 3.0])
     assert 1.0 <= low <= high <= 3.0
+
+
+def test_no_policy_exceeds_the_load_that_gives_up_the_dearest_sessions() -> None:
+    heavy, light = CLASSES[0], CLASSES[2]
+    kinds = [Kind("k", 1, Capability({heavy: 2, light: 10}))]
+    # Of 7.407 sessions 0.741 are heavy and 0.0741 of those are not served: 0.667 / 2 + 6.667 / 10 = 1.
+    assert analytic.most_of_any(kinds, {heavy: 0.1, light: 0.9}) == pytest.approx(1 / 0.135)
+    loads = analytic.analytic_loads(3)["S5"]
+    assert max(of_all for of_all, _ in loads.values()) <= loads["any"][0] * 1.0005
+    assert loads["oserve_exact"][0] == pytest.approx(loads["any"][0], rel=0.01)
+    assert max(of_each for _, of_each in loads.values()) <= loads["any"][1] * 1.0005
 
 
 def test_a_run_that_was_cut_off_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

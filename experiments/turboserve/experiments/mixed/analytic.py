@@ -6,10 +6,11 @@ draw of the sessions and the part of L(b) that classes on one worker do not shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from turboserve.allocation.classes import Capability, SessionClass
+from turboserve.allocation.linear import LinearProgram
 from turboserve.baselines.classes import split_equally
 from turboserve.experiments.mixed.family import CLASSES, MIXES, Matrix, matrix
 from turboserve.scheduler.placement import SHARES
@@ -24,7 +25,10 @@ STEPS = 12
 
 
 def analytic_loads(number: int) -> dict[str, dict[str, list[float]]]:
-    """Return by mix and policy the most sessions with 99 % of all served, and with 99 % of each class."""
+    """Return by mix and policy the most sessions with 99 % of all served, and with 99 % of each class.
+
+    `any` has what no policy exceeds.
+    """
     of = matrix(number)
     kinds = [Kind(f"kind{k}", of.workers, capability) for k, capability in enumerate(of.capabilities)]
     split = split_equally(of.candidates())
@@ -39,8 +43,34 @@ def analytic_loads(number: int) -> dict[str, dict[str, list[float]]]:
             "oserve_exact": _found(SHARES.make("most-sessions"), kinds, shares, bound),
             # All classes have the same fraction, until the pool serves all.
             "ours": [bound / WANTED, bound / WANTED],
+            "any": [most_of_any(kinds, shares), bound / WANTED],
         }
     return result
+
+
+def most_of_any(kinds: Sequence[Kind], shares: Mapping[SessionClass, float]) -> float:
+    """Return a load of a mix that no policy exceeds with 99 % of all sessions served.
+
+    N₀ is the most sessions of the mix that can all be served. Its dual prices say what a session of each
+    class takes of the pool, in sessions of the mix: no served sessions are worth more than N₀ together. Of N
+    sessions, 1 % may be unserved, and each of these is worth at most r, the price of the dearest class. So
+    N - 0.01 N r ≤ N₀. A policy that serves all classes equally has N = N₀ / 0.99, which is less if r > 1.
+    """
+    linear = LinearProgram()
+    load = linear.column()
+    rows = {one: [(load, -share)] for one, share in shares.items()}
+    for kind in kinds:
+        columns = {one: linear.column() for one in shares if kind.capability.serves(one)}
+        for one, column in columns.items():
+            rows[one].append((column, 1.0))
+        linear.row(
+            [(column, 1.0 / kind.capability.sessions[one]) for one, column in columns.items()],
+            upper=float(kind.workers),
+        )
+    numbers = {one: linear.row(terms, lower=0.0) for one, terms in rows.items()}
+    solution = linear.minimize([(load, -1.0)])
+    dearest = max(solution.duals[row] for row in numbers.values())
+    return solution.values[load] / (1 - (1 - WANTED) * dearest)
 
 
 def _demand(shares: Mapping[SessionClass, float], load: float) -> dict[SessionClass, float]:

@@ -68,10 +68,10 @@ class _Program:
     """The columns and rows of one program."""
 
     linear: LinearProgram = field(default_factory=LinearProgram)
-    share: dict[tuple[str, SessionClass], int] = field(default_factory=dict)
-    """Columns x_kj."""
-    leaving: dict[tuple[str, SessionClass], int] = field(default_factory=dict)
-    """Columns of the sessions that leave a kind."""
+    staying: dict[tuple[str, SessionClass], int] = field(default_factory=dict)
+    """Columns of the sessions that stay on the kind on which they are."""
+    coming: dict[tuple[str, SessionClass], int] = field(default_factory=dict)
+    """Columns of the other sessions. x_kj is the sum of both. No row says so, which spares time."""
     least: int = 0
     """Column of the least served fraction."""
     used: int = 0
@@ -105,18 +105,21 @@ def solve_shares(
     solution = _least_used(program)
     utilization = solution.values[program.used]
     cost = 0.0
-    if program.leaving:
+    if program.staying:
         limit = min(1.0, utilization * (1 + LEAST_GAIN) + EXACT)
         program.linear.bound_column(program.used, 0.0, limit)
         costs = cost_s or {}
-        prices = [(column, costs.get(one, 1.0)) for (_, one), column in program.leaving.items()]
-        solution = program.linear.minimize(prices)
-        cost = max(0.0, solution.objective)
-    sessions = {
-        cell: solution.values[column]
-        for cell, column in program.share.items()
-        if solution.values[column] > EXACT
-    }
+        gains = [(column, -costs.get(one, 1.0)) for (_, one), column in program.staying.items()]
+        solution = program.linear.minimize(gains)
+        all_leave = sum(costs.get(cell[1], 1.0) * (placed or {})[cell] for cell in program.staying)
+        cost = max(0.0, all_leave + solution.objective)
+    sessions = {}
+    for cell, column in program.coming.items():
+        count = solution.values[column]
+        if (stays := program.staying.get(cell)) is not None:
+            count += solution.values[stays]
+        if count > EXACT:
+            sessions[cell] = count
     return Shares(sessions, served, min(1.0, _utilization(kinds, sessions)), cost)
 
 
@@ -125,21 +128,25 @@ def _program(kinds: Sequence[Kind], wanted: Demand, placed: Cells) -> _Program:
     linear = program.linear
     program.least = linear.column(0.0, 1.0)
     program.used = linear.column(1.0, 1.0)
-    by_class: dict[SessionClass, list[tuple[int, float]]] = {one: [] for one in wanted}
+    by_class: dict[SessionClass, list[tuple[int, float]]] = {one: [] for one in sorted(wanted)}
     for kind in kinds:
         time_terms, byte_terms = [], []
         capability = kind.capability
-        for one in sorted(wanted):
-            if not capability.serves(one):
+        for one, terms in by_class.items():
+            if (served := capability.sessions.get(one, 0)) <= 0:
                 continue
-            column = program.share[kind.name, one] = linear.column(0.0, wanted[one])
-            by_class[one].append((column, 1.0))
-            time_terms.append((column, 1.0 / capability.sessions[one]))
-            if capability.memory_bytes and (size := capability.state_bytes.get(one, 0)):
-                byte_terms.append((column, size / capability.memory_bytes))
-            if present := placed.get((kind.name, one), 0.0):
-                left = program.leaving[kind.name, one] = linear.column(0.0, present)
-                linear.row([(column, 1.0), (left, 1.0)], lower=present)
+            cell = kind.name, one
+            columns = [linear.column(0.0, wanted[one])]
+            program.coming[cell] = columns[0]
+            if present := placed.get(cell, 0.0):
+                columns.append(linear.column(0.0, present))
+                program.staying[cell] = columns[1]
+            size = capability.state_bytes.get(one, 0) if capability.memory_bytes else 0
+            for column in columns:
+                terms.append((column, 1.0))
+                time_terms.append((column, 1.0 / served))
+                if size:
+                    byte_terms.append((column, size / capability.memory_bytes))
         if time_terms:
             linear.row([*time_terms, (program.used, -float(kind.workers))], upper=0.0)
         if byte_terms:
