@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.autoscaler.autoscaler_bench import Bench, row
 from tests.autoscaler.offer_fleet import TERMS
 from tests.autoscaler.pool_world import MANY, NONE, Faults, World, settle
 from tests.autoscaler.test_composition_faults import MemberLoop, member
+from turboserve.autoscaler.control.composition_goal import answer_to
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import (
     Drain,
@@ -26,9 +28,12 @@ from turboserve.autoscaler.messages import (
     SizeWanted,
     Tick,
 )
+from turboserve.autoscaler.pool_file import PoolFile
 from turboserve.autoscaler.pool_members import PoolMember
+from turboserve.autoscaler.pool_start import control_of
+from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.status import is_ready, pool_status
-from turboserve.contracts.pool import PoolMemberPhase
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
 from turboserve.contracts.workers import WorkerPhase
 
 PAIR = (("a", "b"),)
@@ -257,3 +262,37 @@ def test_a_switch_is_told_to_the_pool_as_one() -> None:
     pool.run(20, light=9, large=2)
     assert pool.switches == [("wide", "both")]
     assert pool.sizes == {"wide": 1, "tiny": 0, "both": 1}
+
+
+FILE = """
+kinds.one = { price = 1.0, most = 1 }
+offers = [{ name = "a", kind = "one", model = "m" }, { name = "b", kind = "one", model = "n" }]
+"""
+
+
+def test_nothing_is_decided_before_the_workers_that_run_are_known() -> None:
+    """Incident: an operator's order came first. Both workers of the switch ran in one place."""
+    bench = Bench(0)
+    sizes = SizesWanted({"a": 1, "b": 0}, "1 already running")
+    bench.feed(sizes)
+    fed: list[Any] = []
+    read = AutoscalerSettings(pool_file=PoolFile.parse(FILE), pool_name="local")
+    control = control_of(
+        read, sizes, bench.pool, fed.append, lambda one, then: then(answer_to(one), bench.now)
+    )
+    control.ordered(PoolOrders(pool="local", override=1), bench.now)
+    load: dict[str, Any] = {"rho_max": 0, "waiting": 1, "capacity": 0, "workers": 0}
+
+    def report() -> None:
+        bench.now += 1.0
+        control.on_feedback(LoadFeedback(model="n", required=1, at=bench.now, **load), bench.now)
+        control.tick(bench.pool.members.values(), bench.now)
+
+    for _ in range(20):
+        report()
+    assert fed == []
+    bench.list_members(RunningWorker("local-a-0", "wrk_9"))
+    bench.report("wrk_9")
+    for _ in range(20):
+        report()
+    assert [(one.sizes, one.switches) for one in fed] == [({"a": 0, "b": 1}, PAIR)]

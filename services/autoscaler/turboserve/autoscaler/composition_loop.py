@@ -33,10 +33,12 @@ class CompositionLoop(ControlLoop):
         shipped: ProfileTable,
         override: int | None,
         resize: Callable[[Mapping[str, int], str, tuple[Switch, ...]], None],
-        members: Callable[[], Iterable[PoolMember]],
+        members: Callable[[], Iterable[PoolMember] | None],
         solve: Callable[[GoalProblem, Callable[[GoalAnswered, float], None]], None],
     ) -> None:
-        """`members` returns the pool's members. Each decision sees the present ones.
+        """`members` returns the pool's members, or None before the pool has adopted the workers that run.
+        Each decision sees the present ones. None is made before: what runs seems to have ended, and the pool
+        could not start a worker in the place of one that it does not know yet.
 
         `solve` gets a problem, and later calls the function that it gets with the answer and the time.
         """
@@ -100,11 +102,13 @@ class CompositionLoop(ControlLoop):
     def _handle(self, event: Any, now: float) -> None:
         if self.orders is None:
             return
-        members = list(self._members())
-        offers = self._composition.workers.offers.values()
-        states = {offer.name: _state(members, offer, now) for offer in offers}
+        members, observed = self._members(), list[OffersObserved]()
+        if members is not None:
+            present = list(members)
+            offers = self._composition.workers.offers.values()
+            observed.append(OffersObserved({offer.name: _state(present, offer, now) for offer in offers}))
         decision = None
-        for each in (OffersObserved(states), event):
+        for each in (*observed, event):
             found = self._composition.handle(each, now)
             if found is not None:
                 decision = found

@@ -71,7 +71,7 @@ def control_of(
             shipped,
             settings.pool_override,
             lambda sizes, reason, switches: feed(SizesWanted(sizes, reason, switches)),
-            lambda: pool.members.values(),
+            lambda: pool.members.values() if pool.adopted else None,
             solve,
         )
     return ControlLoop(
