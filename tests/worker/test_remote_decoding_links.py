@@ -17,6 +17,7 @@ from tests.worker.decode_scene import LIMIT_S, Scene, be_patient, links_for_all,
 from turboserve.bench.roles_paths import MODELS, clients_of, config_of, worker_process
 from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import DecodeJob, digest_of_latents
+from turboserve.worker.remote_decoding import connection
 from turboserve.worker.remote_decoding.client import DecodeClient
 from turboserve.worker.remote_decoding.payload_links import REST_S, BackendRests, PayloadLinks
 from turboserve.worker.transfer import pair
@@ -40,8 +41,8 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 def links_at(home: DecodeClient) -> PayloadLinks:
-    [connection] = home._connections.values()
-    found = connection._channel.links
+    [only] = home._connections.values()
+    found = only._channel.links
     assert found is not None
     return found
 
@@ -100,6 +101,54 @@ async def test_a_link_that_fails_costs_one_answer_and_then_the_connection_serves
     assert (await until_decoded(scene, home, 1)).equal(scene.expected[1])
     assert home.link_kinds == ""
     await scene.plays(home, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "end", "call"),
+    [("shm", "receiving", "transfer"), ("shm", "sending", "offer"), ("gloo", "sending", "transfer")],
+)
+async def test_a_link_that_fails_at_the_decode_worker_is_not_used_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, path: str, end: str, call: str
+) -> None:
+    """The home notices no fault of its own link, or only that the link is closed."""
+    place = await scene.place(path=path)
+    home = await scene.client(place, path=path)
+    await scene.connected(home, 1)
+    await scene.plays(home, 0)
+    assert place.server is not None
+    [channel] = place.server._serving.values()
+
+    def fails(*_: Any) -> int:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(connection, "REASON_S", LIMIT_S)
+    monkeypatch.setattr(getattr(channel.links, end), call, fails)
+    assert await scene.decode(home, scene.job(1)) == [None]
+    assert (await until_decoded(scene, home, 1)).equal(scene.expected[1])
+    assert home.link_kinds == ""
+
+
+async def test_a_home_whose_system_shares_no_memory_has_the_connection(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = await scene.place(path="shm")
+    home = await scene.client(place, path="shm")
+    links = home._links
+    assert links is not None
+    give = links.give
+
+    def forbidden(*_: Any) -> int:
+        raise PermissionError("memfd_create")
+
+    async def gives(*arguments: Any) -> Any:
+        link = await give(*arguments)
+        monkeypatch.setattr(link, "offer", forbidden)
+        return link
+
+    monkeypatch.setattr(links, "give", gives)
+    await scene.connected(home, 1)
+    assert home.link_kinds == ""
+    await scene.plays(home, 0)
 
 
 @pytest.mark.parametrize("path", ["gloo", "shm"])
@@ -205,6 +254,8 @@ async def test_a_payload_that_was_changed_on_the_way_is_not_decoded(
     assert await scene.decode(home, scene.job(1)) == [None]
     assert place.server is not None
     assert place.server.decoded == 0
+    assert (await until_decoded(scene, home, 1)).equal(scene.expected[1])
+    assert home.link_kinds == ""
 
 
 def test_a_backend_that_failed_rests() -> None:

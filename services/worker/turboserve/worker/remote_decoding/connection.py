@@ -21,9 +21,17 @@ from turboserve.worker.remote_decoding.frames import (
     NoRoom,
     TensorSpec,
 )
-from turboserve.worker.transfer.channel import unexpected
+from turboserve.worker.transfer.channel import explained, unexpected
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import DeadlineExceededError, PeerLostError
+from turboserve.worker.transfer.errors import (
+    DeadlineExceededError,
+    PeerLostError,
+    TransferBackendError,
+    TransferError,
+)
+
+REASON_S = 0.5
+"""Longest time for which the reason of a closed link is awaited, seconds."""
 
 
 class DecodeConnection:
@@ -58,7 +66,10 @@ class DecodeConnection:
         deadline = Deadline(seconds, asyncio.get_running_loop().time)
         try:
             async with asyncio.timeout(seconds), self._turn:
-                return await self._ask(job, with_context, deadline)
+                try:
+                    return await self._ask(job, with_context, deadline)
+                except TransferError as error:
+                    raise await self._explained(error, deadline) from error
         except (TimeoutError, DeadlineExceededError):
             self.late = True
             self.close()
@@ -67,6 +78,18 @@ class DecodeConnection:
             # A canceled question has an answer that no later one must take for its own.
             self.close()
             raise
+
+    async def _explained(self, error: TransferError, deadline: Deadline) -> TransferError:
+        """Return why a question has failed. Notes a backend that has failed at the decode worker."""
+        links = self._channel.links
+        if links is None or self.closed.is_set():
+            return error
+        if isinstance(error, PeerLostError):
+            # The decode worker closes its link first.
+            error = await explained(self._channel, error, deadline.left(REASON_S))
+        if isinstance(error, TransferBackendError):
+            links.failed_elsewhere()
+        return error
 
     async def _ask(self, job: DecodeJob, with_context: bool, deadline: Deadline) -> NoCache | NoRoom | Tensor:
         if self.closed.is_set():

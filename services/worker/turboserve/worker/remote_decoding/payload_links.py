@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from turboserve.worker.transfer.deadline import Deadline
-from turboserve.worker.transfer.errors import DigestMismatchError, PeerLostError
+from turboserve.worker.transfer.errors import (
+    DigestMismatchError,
+    PeerLostError,
+    TransferBackendError,
+    TransferError,
+)
 from turboserve.worker.transfer.link import Link, LocalPages, RemotePages
 from turboserve.worker.transfer.network import LinkTable
 
@@ -58,6 +63,10 @@ class PayloadLinks:
         self.sending.close()
         self.receiving.close()
         self._offered = None
+
+    def failed_elsewhere(self) -> None:
+        """Note that the other worker has ended the connection because of a backend."""
+        self.failed |= {self.sending.kind, self.receiving.kind}
 
     async def announce(self, payloads: Sequence[Tensor], deadline: Deadline) -> Announced:
         """Prepare the payloads. What the link holds is sent as well. Raises `TransferError`."""
@@ -112,11 +121,14 @@ class PayloadLinks:
         except PeerLostError:
             link.close()
             raise
-        except BaseException:
+        except BaseException as error:
             # A canceled transfer is one whose time has ended.
             self.failed.add(link.kind)
             link.close()
-            raise
+            if isinstance(error, TransferError) or not isinstance(error, Exception):
+                raise
+            # As where the system has no more memory or files.
+            raise TransferBackendError(f"{link.kind}: {error!r}") from error
 
 
 class BackendRests:

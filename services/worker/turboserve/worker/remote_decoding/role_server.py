@@ -24,7 +24,12 @@ from turboserve.worker.remote_decoding.frames import (
 from turboserve.worker.remote_decoding.linking import make_links, offered
 from turboserve.worker.transfer import handshake
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, refuse, unexpected
-from turboserve.worker.transfer.errors import LayoutMismatchError, TransferError
+from turboserve.worker.transfer.errors import (
+    DeadlineExceededError,
+    LayoutMismatchError,
+    TransferBackendError,
+    TransferError,
+)
 from turboserve.worker.transfer.frames import Hello, Open
 from turboserve.worker.transfer.half_open_connections import HalfOpenConnections
 from turboserve.worker.transfer.links import Links
@@ -125,7 +130,7 @@ class RoleServer(ABC):
                 await self._question(channel, opened.worker, capacity, question)
         except TransferError as error:
             log.info("worker left", worker=opened.worker, error=str(error))
-            await refuse(channel, error.code, str(error))
+            await refuse(channel, _code(channel, error), str(error))
         except DEVICE_LOST as error:
             if not self._device_lost.done():
                 self._device_lost.set_exception(error)
@@ -171,3 +176,10 @@ class RoleServer(ABC):
             return await loop.run_in_executor(self._thread, call)
         finally:
             hangs.cancel()
+
+
+def _code(channel: DecodeChannel, error: TransferError) -> str:
+    """What the worker is told. A link that has failed here, and was not only late, is the backend's fault."""
+    at_fault = channel.links is not None and channel.links.failed
+    late = isinstance(error, DeadlineExceededError)
+    return TransferBackendError.code if at_fault and not late else error.code
