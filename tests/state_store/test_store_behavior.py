@@ -354,6 +354,8 @@ def test_rows_are_read_once_in_a_while() -> None:
         clock.now += 60.0
         since = behavior.since("m")
         assert since is not None
+        # A request that comes meanwhile does not read them, too.
+        assert behavior.since("m") is None
         behavior.learn("m", since, replace(outlook, sessions=rows_at(clock.now, began)))
     assert sum(behavior.shown(0).values()) == sum(row.left_at is None for row in rows_at(clock.now, began))
     assert {model for model, _ in behavior.shown(2)} == {"m"}

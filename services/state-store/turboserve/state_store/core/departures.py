@@ -116,7 +116,7 @@ def expected(model: BehaviorModel, spans: Sequence[SessionSpan]) -> ExpectedDepa
 
 
 def _rounded(age_s: float) -> float:
-    """Round an age, so that many sessions have the same: to whole steps, later to a tenth."""
+    """Round an age, so that many sessions have the same: to whole steps, from 100 s on to its first digit."""
     unit_s = max(STEP_S, 10.0 ** math.floor(math.log10(max(age_s, 1.0))))
     return unit_s * round(age_s / unit_s)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from turboserve.clock import Clock
 from turboserve.state_store import metrics
@@ -18,7 +18,7 @@ from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.session_spans import WINDOW_S
 
 RENEWED_AFTER_S = 15.0
-"""Age from which what is known is read again, seconds."""
+"""Time from one request that reads rows to the next one, seconds."""
 SHOWN_S = 600.0
 """Metrics show what is known for this long, seconds."""
 MODELS = 64
@@ -72,6 +72,8 @@ class LearnedBehavior:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, _Known] = {}
+        self._asked_at: dict[str, float] = {}
+        """Model → when rows were to be read last, by the monotonic clock."""
         for gauge, place in (
             (metrics.behavior_sessions, 0),
             (metrics.behavior_prompts, 1),
@@ -82,10 +84,16 @@ class LearnedBehavior:
         metrics.behavior_forecast_error.add(self, LearnedBehavior.errors)
 
     def since(self, model: str) -> float | None:
-        """Return from when on rows are to be read (Unix seconds). None: what is known is recent enough."""
-        known = self._known.get(model)
-        if known is not None and self._clock.monotonic() - known.at < RENEWED_AFTER_S:
+        """Return from when on rows are to be read (Unix seconds). None: another request has read them lately.
+
+        Of requests that come at once, one reads. If it fails, the next one is asked after `RENEWED_AFTER_S`.
+        """
+        now, asked_at = self._clock.monotonic(), self._asked_at.get(model)
+        if asked_at is not None and now - asked_at < RENEWED_AFTER_S:
             return None
+        self._asked_at.pop(model, None)
+        self._asked_at[model] = now
+        _keep_last(self._asked_at)
         return max(self._clock.wall() - WINDOW_S, 0.0)
 
     def learn(self, model: str, since: float, outlook: Outlook) -> None:
@@ -95,8 +103,7 @@ class LearnedBehavior:
         steady = SteadyDepartures(outlook.left / COUNTED_S)
         learner.renew(outlook.sessions or (), since, steady, self._clock.wall())
         self._known[model] = _Known(self._clock.monotonic(), learner, figures_of(learner))
-        while len(self._known) > MODELS:
-            self._known.pop(next(iter(self._known)))
+        _keep_last(self._known)
 
     def shown(self, place: int) -> Mapping[tuple[str, ...], float]:
         """Return one figure of `ClassFigures` for each model and class of behavior."""
@@ -115,3 +122,8 @@ class LearnedBehavior:
             for model, known in self._known.items()
             if now - known.at <= SHOWN_S and (part := known.learner.errors.part) is not None
         }
+
+
+def _keep_last(by_model: dict[str, Any]) -> None:
+    while len(by_model) > MODELS:
+        del by_model[next(iter(by_model))]
