@@ -208,7 +208,7 @@ def test_hardware_that_cannot_be_freed_is_not_used() -> None:
 
 def test_a_drain_with_sessions_may_wait_for_a_worker_of_its_model_alone() -> None:
     workers, none = OfferWorkers(OFFERS, TERMS), dict.fromkeys(("wide", "tiny", "both"), 0)
-    workers.observe({"wide": OfferState(blocked=2)}, 0.0)
+    workers.observe({"wide": OfferState(blocked=2, blocked_models=frozenset({"large"}))}, 0.0)
     assert [workers.of_kind("big", none, offer) for offer in ("wide", "both")] == [0, 2]
     assert workers.maximum("large", none, {"light": 0}) == 2
     workers.observe({"wide": OfferState(stuck=1)}, 1.0)

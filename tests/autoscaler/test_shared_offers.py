@@ -167,3 +167,28 @@ def test_a_decision_has_no_more_numbers_than_its_record_takes() -> None:
     offers = [PoolOffer(f"o{n}", "big", dict.fromkeys(models[:n] or models[:1], 1)) for n in range(16)]
     controller = CompositionController(POLICY, default_table(), offers[1:], TERMS, {})
     assert len(controller.numbers()) == 64
+
+
+def test_a_drain_may_wait_only_for_workers_of_all_models_whose_sessions_it_holds() -> None:
+    """Otherwise two workers would run in one place, and the second one would not help the first to end."""
+
+    class SharedLoop(MemberLoop):
+        offers = SEVERAL
+
+    def in_the_way(large: int, light: int, suspended: int = 0) -> list[int]:
+        classes = tuple(
+            ServedClass(model=model, capacity=9, sessions=count)
+            for model, count in (("large", large), ("light", light))
+        )
+        drains = PoolMember(
+            "p-all-0", 0, "all", PoolMemberPhase.DRAINING, wanted=False, since=-60.0, worker="wrk_0",
+            sessions=large + light, suspended=suspended, classes=classes,
+        )  # fmt: skip
+        pool = SharedLoop({}, drains)
+        pool.run(1)
+        return [pool.workers.of_kind("big", pool.sizes, offer) for offer in ("wide", "both", "all")]
+
+    assert in_the_way(large=1, light=0) == [0, 1, 0]
+    assert in_the_way(large=0, light=1) == [1, 0, 0]
+    assert in_the_way(large=1, light=1) == [1, 1, 0]
+    assert in_the_way(large=0, light=0, suspended=1) == [1, 1, 0]

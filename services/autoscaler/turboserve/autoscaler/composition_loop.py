@@ -140,10 +140,11 @@ def _state(members: Iterable[PoolMember], offer: PoolOffer, now: float) -> Offer
     awaited = {member.waits_for for member in members if member.wanted and member.waits_for is not None}
     switching = [member for member in ending if member.name in awaited]
     switching_stuck = sum(member in stuck for member in switching)
-    blocked = sum(
-        member.phase is PoolMemberPhase.DRAINING and member.held > 0 and member.name not in awaited
+    blocked = [
+        member
         for member in stuck
-    )
+        if member.phase is PoolMemberPhase.DRAINING and member.held > 0 and member.name not in awaited
+    ]
     late = {member.name for member in members if not member.wanted and now - member.since > STUCK_S}
     unheard = sum(
         member.wanted
@@ -163,8 +164,11 @@ def _state(members: Iterable[PoolMember], offer: PoolOffer, now: float) -> Offer
         failing=any(count >= FAILURES for count in failures),
         capacity={model: least for model in offer.models if (least := _capacity(ready, model)) is not None},
         starting=sum(count < FAILURES for count in failures),
-        stuck=len(stuck) - blocked - switching_stuck,
-        blocked=blocked,
+        stuck=len(stuck) - len(blocked) - switching_stuck,
+        blocked=len(blocked),
+        blocked_models=frozenset(
+            model for member in blocked for model in offer.models if member.may_hold(model)
+        ),
         unheard=unheard,
         stable_since=max((at for at in ready_at if now - at >= STABLE_S), default=None),
     )

@@ -166,6 +166,10 @@ class PoolMember:
             return self.sessions
         return sum(one.sessions for one in self.classes if one.model == model)
 
+    def may_hold(self, model: str) -> bool:
+        """Whether some of `held` may be of this model of the worker."""
+        return self.suspended + self.incoming > 0 or self.sessions_of(model) > 0
+
     @property
     def own_capacity(self) -> int | None:
         """K as it sizes the pool: a further worker would only divide what decode workers carry."""
@@ -241,7 +245,7 @@ def switch(
     A member that ends is chosen as by `fit`. If none ends after all, nothing waits.
     """
     for before, after in switches:
-        stay = {name for name, member in members.items() if member.wanted}
+        stay = [name for name, member in members.items() if member.wanted]
         fit(members, sizes[before], pool, now, before)
         ending = [name for name in stay if not members[name].wanted]
         known = set(members)

@@ -70,6 +70,8 @@ class OfferState:
     for whose place another one waits."""
     blocked: int = 0
     """As `stuck`, but they still hold sessions."""
+    blocked_models: frozenset[str] = frozenset()
+    """Models of the sessions that those in `blocked` hold."""
     unheard: int = 0
     """Wanted workers that this process found running and that have not reported yet. None that is stuck."""
     stable_since: float | None = None
@@ -195,15 +197,15 @@ class OfferWorkers:
     def of_kind(self, kind: str, sizes: Sizes, hired: str) -> int:
         """Return the workers of a kind that are wanted or have not ended, before one of the offer `hired` is.
 
-        A worker that should have ended and holds sessions is left out if both serve a model in common: it
-        may wait for the very worker that is to be hired.
+        Workers that should have ended and hold sessions are left out if the one that is hired serves all
+        models of these: they may wait for that very worker.
         """
         models = set(self.offers[hired].models)
         found = 0
         for name, offer in self.offers.items():
             if offer.kind == kind:
                 state = self._state(name)
-                blocked = 0 if models.intersection(offer.models) else state.blocked
+                blocked = 0 if models.issuperset(state.blocked_models) else state.blocked
                 # The place of one that switches counts with the offer of the worker that waits for it.
                 found += sizes[name] + state.leaving - state.switching + state.stuck + blocked
         return found
