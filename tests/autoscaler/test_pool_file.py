@@ -179,6 +179,14 @@ def test_a_pool_of_several_offers_begins_with_what_runs() -> None:
     assert control.further_models == {"tiny": ("toyworld-small", 3)}
 
 
+def test_a_new_minimum_starts_no_worker_in_the_place_of_one_that_runs() -> None:
+    """Incident: both offers' workers ran on one GPU until the first one had drained."""
+    one_kind = settings(TWO.replace('"small"\nmodel', '"big"\nmodel'))
+    running = [ProviderWorker(f"local-tiny-{n}", f"wrk_{n}") for n in range(2)]
+    assert first_size(one_kind, running, ()) == SizesWanted({"wide": 0, "tiny": 2}, "2 already running")
+    assert first_size(one_kind, running[:1], ()) == SizesWanted({"wide": 1, "tiny": 1}, "1 already running")
+
+
 def test_the_documented_file_is_valid() -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "scale-the-pool.md").read_text()
     file = PoolFile.parse(page.partition("```toml\n")[2].partition("```")[0])

@@ -192,3 +192,16 @@ def test_a_drain_may_wait_only_for_workers_of_all_models_whose_sessions_it_holds
     assert in_the_way(large=0, light=1) == [1, 0, 0]
     assert in_the_way(large=1, light=1) == [1, 1, 0]
     assert in_the_way(large=0, light=0, suspended=1) == [1, 1, 0]
+
+
+def test_a_new_minimum_is_reached_by_a_switch() -> None:
+    class LeastLoop(MemberLoop):
+        offers = OFFERS[0], OFFERS[1], replace(OFFERS[2], least=1)
+        terms = TERMS | {"big": replace(TERMS["big"], most=1)}
+
+    ready = PoolMember("p-wide-0", 0, "wide", PoolMemberPhase.READY, worker="wrk_0")
+    pool = LeastLoop({"wide": 1}, ready)
+    pool.run(5, large=0)
+    assert pool.switches == []
+    pool.run(10, large=0)
+    assert pool.switches == [("wide", "both")]

@@ -35,17 +35,23 @@ def first_size(
 
 
 def _first_sizes(settings: AutoscalerSettings, staying: Iterable[ProviderWorker]) -> dict[str, int]:
-    """Return the workers of each offer that run, and the minimum of each, within the limits of kinds."""
+    """Return the workers of each offer that run, and the minimum of each where its kind has room.
+
+    A minimum for which another offer's worker has to end is left to the controller: it switches that one.
+    """
     assert settings.pool_file is not None
     parts = [parts_of(worker.member, settings.pool_name) for worker in staying]
     found = Counter(part[0] for part in parts if part is not None)
-    sizes = {offer.name: max(found[offer.name], offer.least) for offer in settings.pool_file.offers}
+    sizes = {offer.name: found[offer.name] for offer in settings.pool_file.offers}
     for kind, terms in settings.pool_file.terms.items():
         offers = [offer for offer in settings.pool_file.offers if offer.kind == kind]
         while sum(sizes[offer.name] for offer in offers) > terms.most:
-            # An earlier file had a higher limit, or a minimum now takes the place of another offer.
+            # An earlier file had a higher limit.
             most = max(offers, key=lambda offer: sizes[offer.name] - offer.least)
             sizes[most.name] -= 1
+        for offer in offers:
+            room = terms.most - sum(sizes[offer.name] for offer in offers)
+            sizes[offer.name] += min(max(offer.least - sizes[offer.name], 0), room)
     return sizes
 
 
