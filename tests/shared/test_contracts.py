@@ -19,6 +19,7 @@ from turboserve import subjects
 from turboserve.contracts import chunks, errors, events, requests
 from turboserve.contracts.autoscale import LevelParameters, ProfileTable, Provenance
 from turboserve.contracts.base import ID_PATTERN, NUMBER_LIMIT, Contract, Text, is_id
+from turboserve.contracts.pool import LoadFeedback
 from turboserve.contracts.sessions import PROMPT_LIMIT, TRANSITIONS, Phase
 from turboserve.contracts.versions import stamped
 
@@ -153,6 +154,13 @@ def test_it_is_frozen_and_ignores_what_a_newer_sender_adds(kind: type[Contract])
                 setattr(message, name, None)
 
     check()
+
+
+def test_a_message_of_valid_fields_has_the_defaults_of_all_others() -> None:
+    fields = {"model": "m", "rho_max": 0.5, "required": 3, "waiting": 1, "capacity": 2, "workers": 1}
+    fast, valid = LoadFeedback.of_valid_fields({**fields, "at": 7.0}), LoadFeedback(**fields, at=7.0)
+    assert fast == valid
+    assert LoadFeedback.from_bytes(fast.to_bytes()) == valid
 
 
 @pytest.mark.parametrize("kind", typing.get_args(events.SessionEvent) + typing.get_args(events.WorkerEvent))

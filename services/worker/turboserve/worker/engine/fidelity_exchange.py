@@ -2,7 +2,8 @@
 
 First it exchanges quality for time in the order of the deadlines (as Moore and Hodgson's algorithm drops late
 jobs): a chunk that would be late lowers those before it which lose the least quality for each second. Then it
-gives quality back where that makes no chunk late.
+gives quality back where that makes no chunk late. In a small plan, it also changes several chunks at once
+(`fidelity_swap`).
 
 Where nothing can change, arrays answer that without a pass over the chunks. A pass covers only the deadlines
 from the first to the last that an exchange can help. `turboserve.experiments.slack.reference` has the same
