@@ -157,7 +157,14 @@ def test_it_is_frozen_and_ignores_what_a_newer_sender_adds(kind: type[Contract])
 
 
 def test_a_message_of_valid_fields_has_the_defaults_of_all_others() -> None:
-    fields = {"model": "m", "rho_max": 0.5, "required": 3, "waiting": 1, "capacity": 2, "workers": 1}
+    fields: dict[str, Any] = {
+        "model": "m",
+        "rho_max": 0.5,
+        "required": 3,
+        "waiting": 1,
+        "capacity": 2,
+        "workers": 1,
+    }
     fast, valid = LoadFeedback.of_valid_fields({**fields, "at": 7.0}), LoadFeedback(**fields, at=7.0)
     assert fast == valid
     assert LoadFeedback.from_bytes(fast.to_bytes()) == valid
