@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.worker.decode_scene import LIMIT_S, Place, Scene, be_patient, opened_scene
@@ -99,13 +100,32 @@ async def test_a_batch_that_fails_is_decoded_one_by_one(
 
     def fails(jobs: Any) -> list[Tensor]:
         failed.append(len(jobs))
-        raise RuntimeError("no memory")
+        raise RuntimeError("one of them is not decoded")
 
     assert homes.place.server is not None
     monkeypatch.setattr(homes.place.server._decoder, "decode_together", fails)
     near(await homes.ask(1, 1, 1), scene.expected[1:2] * 3, 0)
     assert failed
     assert homes.counts == (6, 6)
+
+
+async def test_a_batch_without_memory_is_not_tried_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = await Homes.of(scene, PAYS)
+    await homes.ask(0, 0, 0)
+    failed: list[int] = []
+
+    def fails(jobs: Any) -> list[Tensor]:
+        failed.append(len(jobs))
+        raise torch.OutOfMemoryError("no memory")
+
+    assert homes.place.server is not None
+    monkeypatch.setattr(homes.place.server._decoder, "decode_together", fails)
+    for index in (1, 2):
+        near(await homes.ask(index, index, index), scene.expected[index : index + 1] * 3, 0)
+    assert failed == [3]
+    assert homes.counts == (9, 9)
 
 
 async def test_a_chunk_whose_worker_has_left_is_in_no_batch(scene: Scene) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from turboserve import logs
@@ -102,6 +103,7 @@ class DecodeServer(RoleServer):
         self._context_limit = -(-config.window_frames // config.frames_per_chunk)
         self._times = times
         self._divided = DividedSessions(times.sessions(times.chunk.seconds), worker)
+        self._rows = times.rows
         self._waiting: list[_Waiting] = []
         self.decoded = 0
         """Number of chunks."""
@@ -236,6 +238,11 @@ class DecodeServer(RoleServer):
             found = await self._on_device(lambda: self._decoder.decode_together([each.job for each in batch]))
         except DEVICE_LOST:
             raise
+        except torch.OutOfMemoryError:
+            # Each attempt takes time that the chunks one by one need.
+            self._rows = len(batch) // 2
+            log.warning("no memory for chunks together", chunks=len(batch), from_now_on=self._rows)
+            return
         except Exception:
             log.exception("chunks not decoded together", chunks=len(batch))
             return
@@ -257,7 +264,7 @@ class DecodeServer(RoleServer):
             alike = each.job.latents.dtype == first.job.latents.dtype and self._continues(each.job)
             if alike and each.frames is None and not each.channel.left:
                 fitting.setdefault(each.job.session, each)
-        count = batches.paying_batch(min(self._times.rows, len(fitting)))
+        count = batches.paying_batch(min(self._rows, len(fitting)))
         return [*fitting.values()][1:count]
 
     def _continues(self, job: DecodeJob) -> bool:
