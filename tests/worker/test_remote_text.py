@@ -156,8 +156,10 @@ async def test_a_prompt_that_waits_for_its_turn_ends_no_other_s(tiny_config: Mod
             assert await encoded(both, "a blue square") is not None
             assert second.encoded == 1
             # There is no other one. The prompt before goes on, and the worker does not rest.
-            client._timeout_s = 0.05
+            patience_s, client._timeout_s = client._timeout_s, 0.05
             assert await encoded(client, "a blue square") is None
+            # The answer to the prompt before may take its time.
+            client._timeout_s = patience_s
             assert client._workers[0].rests_until_s == 0.0
         finally:
             slow.released.set()

@@ -127,6 +127,8 @@ class _Planner:
         self._placed = with_place(self._workers(present), sessions) if shares else None
         """Whole sessions that have a place at the start. None: each worker has one model, so that shares say
         it."""
+        self._wanted = wanted
+        self._ends_well = False
         self._ends_well = self._enough(wanted)
         self._hires: list[Step] = []
         self._others: list[Step] = []
@@ -190,6 +192,9 @@ class _Planner:
         return self._enough(after)
 
     def _enough(self, workers: Composition) -> bool:
+        # `with_place` may place fewer sessions on more workers. Extra workers would then never be released.
+        if self._ends_well and all(workers.get(key, 0) >= count for key, count in self._wanted.items()):
+            return True
         if share_with_places(self._offers, workers, self._sessions) < self._least - LEAST_ROOM:
             return False
         return self._placed is None or not without_place(self._workers(workers), self._placed)
