@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.worker.decode_scene import LIMIT_S, Place, Scene, be_patient, opened_scene
+from turboserve.worker.engine.decode_jobs import DecodeJob
 from turboserve.worker.remote_decoding.client import DecodeClient
 
 PAYS = {1: 1.0, 2: 1.2, 4: 1.5}
@@ -57,6 +57,18 @@ class Homes:
                     await asyncio.sleep(0.01)
         return await asyncio.gather(*asking)
 
+    def batches_fail(self, monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
+        """Let each decode of several chunks fail. Returns a list that collects their numbers of chunks."""
+        failed: list[int] = []
+
+        def fails(jobs: Sequence[DecodeJob]) -> list[Tensor]:
+            failed.append(len(jobs))
+            raise error
+
+        assert self.place.server is not None
+        monkeypatch.setattr(self.place.server._decoder, "decode_together", fails)
+        return failed
+
     @property
     def counts(self) -> tuple[int, int]:
         """Chunks, and decodes."""
@@ -96,14 +108,7 @@ async def test_a_batch_that_fails_is_decoded_one_by_one(
 ) -> None:
     homes = await Homes.of(scene, PAYS)
     await homes.ask(0, 0, 0)
-    failed: list[int] = []
-
-    def fails(jobs: Any) -> list[Tensor]:
-        failed.append(len(jobs))
-        raise RuntimeError("one of them is not decoded")
-
-    assert homes.place.server is not None
-    monkeypatch.setattr(homes.place.server._decoder, "decode_together", fails)
+    failed = homes.batches_fail(monkeypatch, RuntimeError("one of them is not decoded"))
     near(await homes.ask(1, 1, 1), scene.expected[1:2] * 3, 0)
     assert failed
     assert homes.counts == (6, 6)
@@ -114,14 +119,7 @@ async def test_a_batch_without_memory_is_not_tried_again(
 ) -> None:
     homes = await Homes.of(scene, PAYS)
     await homes.ask(0, 0, 0)
-    failed: list[int] = []
-
-    def fails(jobs: Any) -> list[Tensor]:
-        failed.append(len(jobs))
-        raise torch.OutOfMemoryError("no memory")
-
-    assert homes.place.server is not None
-    monkeypatch.setattr(homes.place.server._decoder, "decode_together", fails)
+    failed = homes.batches_fail(monkeypatch, torch.OutOfMemoryError("no memory"))
     for index in (1, 2):
         near(await homes.ask(index, index, index), scene.expected[index : index + 1] * 3, 0)
     assert failed == [3]

@@ -128,8 +128,7 @@ class _Planner:
         """Whole sessions that have a place at the start. None: each worker has one model, so that shares say
         it."""
         self._wanted = wanted
-        self._ends_well = False
-        self._ends_well = self._enough(wanted)
+        self._ends_well = self._has_places(wanted)
         self._hires: list[Step] = []
         self._others: list[Step] = []
         for key in sorted(more):
@@ -195,6 +194,9 @@ class _Planner:
         # `with_place` may place fewer sessions on more workers. Extra workers would then never be released.
         if self._ends_well and all(workers.get(key, 0) >= count for key, count in self._wanted.items()):
             return True
+        return self._has_places(workers)
+
+    def _has_places(self, workers: Composition) -> bool:
         if share_with_places(self._offers, workers, self._sessions) < self._least - LEAST_ROOM:
             return False
         return self._placed is None or not without_place(self._workers(workers), self._placed)

@@ -258,7 +258,10 @@ class Pool:
         ranked = serves and entry.slots
         load = (held + len(entry.suspended)) / entry.slots if ranked else 0.0
         self.suspended_ranking.put(name, (load, name) if ranked else None)
-        (self.draining.add if state.draining else self.draining.discard)(name)
+        if state.draining:
+            self.draining.add(name)
+        else:
+            self.draining.discard(name)
 
     def forget(self, entry: PoolEntry) -> None:
         """Remove the worker from all rankings."""

@@ -40,10 +40,7 @@ from turboserve.worker.remote_decoding.frames import (
 from turboserve.worker.remote_decoding.role_server import ANSWER_S, RoleServer
 from turboserve.worker.remote_decoding.routing import SESSION_S
 from turboserve.worker.transfer.channel import unexpected
-from turboserve.worker.transfer.errors import (
-    PeerLostError,
-    TransferProtocolError,
-)
+from turboserve.worker.transfer.errors import PeerLostError, TransferProtocolError
 from turboserve.worker.transfer.links import Links
 
 IDLE_S = 30.0
@@ -207,8 +204,8 @@ class DecodeServer(RoleServer):
         if not self._decoder.caches.admits(job.session, self._now()):
             metrics.decodes_refused.add(1)
             return NoRoom
-        attributes: dict[str, str | int | bool] = {SESSION: job.session, CHUNK_INDEX: job.index}
-        with _trace.start_as_current_span("decode chunk", attributes={**attributes, PERIODIC: True}) as span:
+        attributes = {SESSION: job.session, CHUNK_INDEX: job.index, PERIODIC: True}
+        with _trace.start_as_current_span("decode chunk", attributes=attributes) as span:
             if others := self._others(own):
                 span.set_attribute(BATCH_SIZE, 1 + len(others))
                 await self._together([own, *others])

@@ -267,7 +267,7 @@ at("end").addEventListener("click", () => {
 });
 at("new").addEventListener("click", () => {
   // A session may have ended, and the last of its video be still on its way.
-  const runs = session && !ended && !["terminated", "failed"].includes(player.state?.phase);
+  const runs = session && !ended && player.state?.activity !== "ended";
   if (runs) at("leave").showModal();
   else startOver();
 });
