@@ -8,7 +8,8 @@ from turboserve.autoscaler.control.events import SessionChange
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
 from turboserve.contracts.sessions import Activity, Phase, SessionRecord
 from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
-from turboserve.experiments.autoscale.fleet import MODEL, Fleet
+from turboserve.experiments.autoscale.fleet import Fleet
+from turboserve.experiments.autoscale.load_feedback import MODEL
 from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 from turboserve.scheduler.core import Scheduler
