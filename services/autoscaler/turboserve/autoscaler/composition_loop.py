@@ -85,9 +85,7 @@ class CompositionLoop(ControlLoop):
 
     def is_full(self, model: str) -> bool:
         """Whether the pool has as many workers for a model as may serve it."""
-        offers = self._composition.workers.offers
-        sizes = self._composition.sizes
-        present = sum(sizes[name] for name, offer in offers.items() if model in offer.models)
+        present = self._composition.workers.of_model(model, self._composition.sizes)
         return present >= self._composition.maxima()[model]
 
     def accepted(self, now: float) -> dict[str, LoadFeedback]:
@@ -139,6 +137,9 @@ def _state(members: Iterable[PoolMember], offer: PoolOffer, now: float) -> Offer
     stuck = [member for member in ending if now - member.since > STUCK_S]
     awaited = {member.waits_for for member in members if member.wanted and member.waits_for is not None}
     switching = [member for member in ending if member.name in awaited]
+    vacating = sum(
+        member.found_draining and member not in stuck and member not in switching for member in ending
+    )
     switching_stuck = sum(member in stuck for member in switching)
     blocked = [
         member
@@ -158,6 +159,7 @@ def _state(members: Iterable[PoolMember], offer: PoolOffer, now: float) -> Offer
         ready=len(ready),
         leaving=len(ending) - len(stuck),
         switching=len(switching) - switching_stuck,
+        vacating=vacating,
         stranded=sum(member.wanted and member.waits_for in late for member in ours),
         sessions={model: sum(member.sessions_of(model) for member in ours) for model in offer.models},
         suspended=sum(member.suspended for member in ours),

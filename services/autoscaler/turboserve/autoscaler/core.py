@@ -182,7 +182,7 @@ class Pool:
         member.drain_requested = surplus
         if provider_worker.worker in self.leaving:
             # Its own report may come after those of the others, and one of these would drain in its place.
-            member.wanted, member.drain_requested = False, True
+            member.wanted, member.drain_requested, member.found_draining = False, True, True
         member.pid, member.up_since = provider_worker.pid, self._tracker.stamp()
         member.enter(PoolMemberPhase.LAUNCHING, now, "process found, waiting for its first report")
         self.members[member.name] = member

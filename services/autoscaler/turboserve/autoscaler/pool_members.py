@@ -73,6 +73,8 @@ class PoolMember:
     wanted: bool = True
     drain_requested: bool = False
     """Whether the member's worker has been ordered to drain. A drain cannot be canceled."""
+    found_draining: bool = False
+    """Whether the member's worker drained before this process began."""
     reserved: bool = False
     """Whether the provider holds resources for the member."""
     worker: str | None = None
@@ -123,7 +125,7 @@ class PoolMember:
 
     def occupy(self, worker: str, now: float, *, adopted: bool = False) -> None:
         """Put a new worker into the member."""
-        self.adopted = adopted
+        self.adopted, self.found_draining = adopted, False
         self.worker, self.pid, self.up_since, self.reserved = worker, None, None, True
         self.launched_at, self.ready_at, self.reported_at = now, None, None
         self.playout = None
@@ -242,18 +244,26 @@ def switch(
 ) -> None:
     """Let a new member of one offer wait for the place of one that ends, for each pair of offers.
 
-    A member that ends is chosen as by `fit`. If none ends after all, nothing waits.
+    A member that ends is chosen as by `fit`. If none ends now, it is one of `_found_draining`, if any.
     """
+    known = set(members)
     for before, after in switches:
         stay = [name for name, member in members.items() if member.wanted]
         fit(members, sizes[before], pool, now, before)
-        ending = [name for name in stay if not members[name].wanted]
-        known = set(members)
+        ending = [name for name in stay if not members[name].wanted] or _found_draining(members, before)
         fit(members, sizes[after], pool, now, after)
-        for name, place in zip((name for name in members if name not in known), ending, strict=False):
+        new = [one.name for one in members.values() if one.name not in known and one.waits_for is None]
+        for name, place in zip((name for name in new if members[name].offer == after), ending, strict=False):
             # The one that ends may wait for the place of another one itself.
             members[name].waits_for = members[place].waits_for or place
             members[name].reason = f"takes the place of {members[name].waits_for} when its worker has ended"
+
+
+def _found_draining(members: Mapping[str, PoolMember], offer: str) -> list[str]:
+    """Return the members of an offer whose workers drained before this process began. None waits for them."""
+    awaited = {member.waits_for for member in members.values()}
+    found = (name for name, one in members.items() if one.offer == offer and one.found_draining)
+    return [name for name in found if not members[name].wanted and name not in awaited]
 
 
 def end_waits(members: Mapping[str, PoolMember]) -> list[PoolMember]:

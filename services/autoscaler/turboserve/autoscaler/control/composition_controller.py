@@ -9,7 +9,8 @@ offer and an explanation out. A decision has these steps:
 3. *Plan* the way there, make before break (`transition`).
 4. *Take* the next steps. Workers are hired at once. One worker at a time is released or switched, if the
    ready ones that stay have a place for every live session that has one now. A switch gives the place of
-   the worker that ends to one of the other offer (`switches`), so no further one is hired for it.
+   the worker that ends to one of the other offer (`switches`), so no further one is hired for it. So does
+   a worker that drained before this process began: it may be that of a switch.
 
 Steps 2 and 3 may take seconds. So `handle` does not solve: `problem` has what is to be solved, and the answer
 is an event. Until it comes, the sizes stay.
@@ -193,13 +194,19 @@ class CompositionController(Controller):
         if step.before is None:
             assert step.after is not None
             self.sizes[names[step.after]] += 1
-            return f"hire {names[step.after]}{' for the time of the transition' if step.extra else ''}"
+            return self._hire(names[step.after], extra=step.extra)
         self.sizes[names[step.before]] -= 1
         if step.after is None:
             return f"release {names[step.before]}"
         self.sizes[names[step.after]] += 1
         self._switches.append((names[step.before], names[step.after]))
         return f"switch {names[step.before]} to {names[step.after]}"
+
+    def _hire(self, name: str, *, extra: bool) -> str:
+        if not extra and (place := self.workers.take_place(name)) is not None:
+            self._switches.append((place, name))
+            return f"hire {name} in the place of a worker of {place} that drains"
+        return f"hire {name}{' for the time of the transition' if extra else ''}"
 
     def _waits(self, step: Step, now: float, *, first: bool) -> tuple[str, str] | None:
         """Return why a step cannot be taken now, as one word and as text. None: it can.
@@ -271,23 +278,15 @@ class CompositionController(Controller):
         for model in self.workers.models:
             found[f"sessions {model}"[:64]] = self._live[model]
             found[f"expected {model}"[:64]] = self._expected[model]
-        for name, count in self.sizes.items():
-            found[f"workers {name}"] = count
-        for name, served in self.workers.capacity.items():
-            for model, most in served.items():
-                of_model = f" {model}" if len(served) > 1 else ""
-                found[f"sessions_per_worker {name}{of_model}"[:64]] = most
+        found.update((f"workers {name}", count) for name, count in self.sizes.items())
+        found.update((name[:64], most) for name, most in self.workers.capacity_numbers())
         return dict(islice(found.items(), NUMBERS_LIMIT))
 
     def maxima(self) -> dict[str, int]:
         """Return how many workers may serve each model, for admission."""
-        workers, found = self.workers, {}
+        workers, sizes, found, stays = self.workers, self.sizes, {}, self.dry_run and self.override is None
         for model in workers.models:
-            if self.dry_run and self.override is None:
-                names = [name for name, offer in workers.offers.items() if model in offer.models]
-                found[model] = sum(self.sizes[name] for name in names)
-                continue
-            most = workers.maximum(model, self.sizes, self._live)
+            most = workers.of_model(model, sizes) if stays else workers.maximum(model, sizes, self._live)
             found[model] = most if self.override is None else min(most, self.override)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -63,6 +63,8 @@ class OfferState:
     """Wanted workers that are not ready and have not failed more than once in a row."""
     switching: int = 0
     """Workers in `leaving` whose place is for a wanted worker of another offer."""
+    vacating: int = 0
+    """Workers in `leaving` that drained before this process began, and whose place nothing waits for."""
     stranded: int = 0
     """Wanted workers that wait for the place of a worker which should have ended long ago."""
     stuck: int = 0
@@ -114,12 +116,15 @@ class OfferWorkers:
         """Whether the workers have been observed."""
         self._states: Mapping[str, OfferState] = {}
         self._now = -math.inf
+        self._taken: Counter[str] = Counter()
+        """Places of workers in `vacating` that were taken after the last look, by offer."""
         self._avoidances: dict[str, _Avoidance] = {}
         """The last one of each offer without a stable worker since then."""
 
     def observe(self, states: Mapping[str, OfferState], now: float) -> None:
         """Note the present workers."""
         self._states, self.seen, self._now = states, True, now
+        self._taken.clear()
         for name, state in states.items():
             known = self.capacity[name]
             known.update(
@@ -210,6 +215,19 @@ class OfferWorkers:
                 found += sizes[name] + state.leaving - state.switching + state.stuck + blocked
         return found
 
+    def take_place(self, hired: str) -> str | None:
+        """Take the place of a worker that drained before this process began, for one of the offer `hired`.
+
+        No step of a plan is stored. So a worker that drains may be that of a switch which an earlier process
+        began. Returns its offer, which is another one of the same kind; None if there is none.
+        """
+        kind = self.offers[hired].kind
+        for name, offer in self.offers.items():
+            if offer.kind == kind and name != hired and self._state(name).vacating > self._taken[name]:
+                self._taken[name] += 1
+                return name
+        return None
+
     @property
     def terms_now(self) -> dict[str, Terms]:
         """Terms of each kind, with the maximum that the workers which cannot be ended leave."""
@@ -220,6 +238,16 @@ class OfferWorkers:
             left = terms.most - sum(self._state(name).stuck for name in names)
             found[kind] = replace(terms, most=max(left, least))
         return found
+
+    def of_model(self, model: str, sizes: Sizes) -> int:
+        """Return how many of these workers serve a model."""
+        return sum(sizes[name] for name, offer in self.offers.items() if model in offer.models)
+
+    def capacity_numbers(self) -> Iterator[tuple[str, int]]:
+        """Return n_j of each offer, with a name for a decision's record."""
+        for name, served in self.capacity.items():
+            for model, most in served.items():
+                yield f"sessions_per_worker {name}{f' {model}' if len(served) > 1 else ''}", most
 
     def maximum(self, model: str, sizes: Sizes, live: Mapping[str, int]) -> int:
         """Return how many workers may serve a model.
@@ -236,7 +264,7 @@ class OfferWorkers:
                     needed = math.ceil(sum(parts))
                     taken += min(sizes[name], max(needed, offer.least))
             found += terms[kind].most - taken
-        return max(found, sum(sizes[name] for name in own))
+        return max(found, self.of_model(model, sizes))
 
     def _state(self, name: str) -> OfferState:
         return self._states.get(name, EMPTY)
