@@ -24,6 +24,7 @@ from turboserve.contracts.requests import FailSession, SetControl
 from turboserve.contracts.sessions import SessionRecord
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.ids import new_id
+from turboserve.state_store.repository import changes
 from turboserve.state_store.settings import Settings
 from turboserve.subjects import FAIL_SESSION, REPORT_POOL, SET_CONTROL
 
@@ -100,6 +101,20 @@ async def test_a_control_from_its_value_to_the_chunk_that_shows_it(api: Harness)
         ("fly", "left", "name", "camera, steer"),
     ],
 )
+async def test_a_state_store_that_knows_no_values_leaves_those_of_a_row(
+    api: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During an upgrade, stores of two versions write the same rows."""
+    record = await steerable(api, "upgrade")
+    await api.control(record.id, "steer", "left")
+    with monkeypatch.context() as older:
+        older.setattr(changes, "_CHANGED", changes._CHANGED - {"controls"})
+        older.setattr(changes, "_written", changes._written.__wrapped__)
+        await api.prompt(record.id, "a blue square")
+    row = await api.get(record.id)
+    assert (row.prompt, row.controls) == ("a blue square", {"steer": "left"})
+
+
 async def test_a_value_outside_the_schema_is_refused_with_field_and_limit(
     api: Harness, name: str, value: Any, field: str, limit: object
 ) -> None:

@@ -28,6 +28,7 @@ def row(session: str = "s1", **changes: object) -> SessionRecord:
         "own_revision": 10,
         "created_at": 0,
         "updated_at": 0,
+        "controls": {},
         **changes,
     }
     return SessionRecord.model_validate(fields)

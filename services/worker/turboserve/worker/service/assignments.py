@@ -169,6 +169,10 @@ class Assignments:
             entry = self._new_entry(record, now)
             self._entries[record.id] = entry
             self._reconciler.out.append(commands.Report())
+        knows = entry.values is not None and record.control_seq == entry.record.control_seq
+        if knows and "controls" not in record.model_fields_set:
+            # A state store that knows no values has sent the row, as during an upgrade.
+            record = record.model_copy(update={"controls": entry.values})
         lost = record.own_revision is None or record.log_losses != entry.record.log_losses
         if lost:
             # The log is lost, and the next fence may be at the same sequence.

@@ -68,7 +68,7 @@ class Admit:
     drops_buffer: bool = False
     """Whether viewers discard the video before the next chunk."""
     values: Mapping[str, JsonValue] = field(default_factory=dict)
-    """See `SetConditions.values`."""
+    """Values of typed controls: `SessionRecord.controls`. Empty if they are not known."""
     model: str = ""
     """Name of the session's class."""
 
@@ -177,8 +177,8 @@ class SetConditions:
     prompt: str
     traceparent: str | None = None
     """Trace context of the row's newest prompt or control. None: not traced."""
-    values: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Values of typed controls: `SessionRecord.controls`."""
+    values: Mapping[str, JsonValue] | None = field(default_factory=dict)
+    """Values of typed controls: `SessionRecord.controls`. None: not known, those of before stay."""
 
 
 @statically_frozen()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from turboserve.contracts.controls import ControlValues
 from turboserve.contracts.sessions import Phase, SessionRecord
 from turboserve.contracts.workers import HeldSession
 from turboserve.worker.service import events
@@ -156,6 +157,8 @@ class SessionEntry:
     """When the pending publication was first tried since the log's end was read."""
     control_sent: int = 0
     """Number of the newest control given to the engine."""
+    lacks_values: bool = False
+    """Whether the engine got that control without the values of typed controls."""
     control_taken: int = 0
     last_control: int = 0
     """Number of the control of the last chunk known to be in the log."""
@@ -192,6 +195,17 @@ class SessionEntry:
         """Whether the engine has the row's limits."""
         sent, record = self.limits_sent, self.record
         return sent is not None and (sent.quality, sent.max_lead_s) == (record.quality, record.max_lead_s)
+
+    @property
+    def values(self) -> ControlValues | None:
+        """The row's values of typed controls. None: a state store that knows none has sent the row."""
+        return self.record.controls if "controls" in self.record.model_fields_set else None
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether the engine has the row's prompt and, if they are known, its values of controls."""
+        lacks = self.lacks_values and self.values is not None
+        return self.record.control_seq <= self.control_sent and not lacks
 
     def waiting_s(self, now: float) -> float | None:
         """Age of the request that the next chunk is the first to answer, seconds. None: it answers none."""

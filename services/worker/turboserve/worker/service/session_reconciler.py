@@ -158,8 +158,8 @@ class SessionReconciler:
             if entry.state.paused:
                 entry.state = replace(entry.state, paused=False)
                 self.out.append(commands.ResumeGeneration(entry.session, entry.run, entry.control_sent))
-            if entry.record.control_seq > entry.control_sent:
-                entry.control_sent = entry.record.control_seq
+            if not entry.has_conditions:
+                entry.control_sent, entry.lacks_values = entry.record.control_seq, entry.values is None
                 self.out.append(
                     commands.SetConditions(
                         entry.session,
@@ -167,7 +167,7 @@ class SessionReconciler:
                         entry.control_sent,
                         entry.record.prompt,
                         entry.record.prompt_traceparent,
-                        entry.record.controls,
+                        entry.values,
                     )
                 )
             if entry.record.drop_buffer_seq > max(entry.drop_sent, entry.last_control):
@@ -213,6 +213,7 @@ class SessionReconciler:
         entry.state = InSlab()
         entry.made_next = entry.next_publish
         entry.control_sent = entry.control_taken = record.control_seq
+        entry.lacks_values = entry.values is None
         entry.drop_sent, entry.limits_sent = record.drop_buffer_seq, entry.limits
         self.out += [
             commands.Admit(
