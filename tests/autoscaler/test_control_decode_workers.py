@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from tests.autoscaler.test_composition_faults import MemberLoop, member
 from tests.autoscaler.test_control import TABLE
+from tests.autoscaler.test_control_loop import LoopHarness
 from turboserve.autoscaler.control.class_demand import ClassDemand
 from turboserve.autoscaler.control.controller import Controller
+from turboserve.autoscaler.control.decode_workers import DecodeWorkers, decode_too, decoded
 from turboserve.autoscaler.control.events import FeedbackReceived, PoolObserved, ScalingAction
 from turboserve.autoscaler.control.policy import ControlPolicy
 from turboserve.autoscaler.status import decode_workers_of, scaling_status
 from turboserve.contracts.decoding import DecodeCapacity, DecodeNeed
-from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase
+from turboserve.contracts.pool import LoadFeedback, PoolMemberPhase, PoolOrders
 from turboserve.contracts.workers import LoadReport
 
 K, CARRIED, OWN = 8, 12, 2
@@ -157,6 +159,57 @@ def test_decode_workers_that_carry_enough_change_no_decision(history: list[tuple
         assert known.controller.target == unknown.controller.target
     ours = [(each.at, each.action, each.target, each.reason) for each in known.controller.decisions]
     assert ours == [(each.at, each.action, each.target, each.reason) for each in unknown.controller.decisions]
+
+
+def mixed(required: int, at: float) -> LoadFeedback:
+    """A home, which has half a decode worker's sessions, beside a worker with both roles."""
+    known = DecodeCapacity(workers=1, sessions=OWN, denoised=2 * K, own=K)
+    there = OWN + K
+    return LoadFeedback(
+        model="toy",
+        rho_max=1.0,
+        required=required,
+        waiting=max(required - there, 0),
+        capacity=there,
+        workers=2,
+        decoding=known,
+        at=at,
+    )
+
+
+def test_workers_that_decode_are_counted_beside_decode_workers() -> None:
+    """Incident: with one home, all workers of the model counted as homes."""
+    workers = DecodeWorkers()
+    workers.update(mixed(16, 0.0))
+    need = workers.need(mixed(16, 0.0), 0.5)
+    assert need is not None
+    assert need.needed == (16 - K * 0.5) / (OWN * 0.5)
+    assert "⌈(16 − 8 × 0.5) / (2 × 0.5)⌉ = 12 of them" in workers.shortage(mixed(16, 0.0), 0.5)
+    without = mixed(16, 0.0).model_copy(update={"capacity": 1})
+    assert decoded(16, without) == OWN + K
+    assert not decode_too(mixed(OWN + K, 0.0))
+    assert decode_too(mixed(OWN + K + 1, 0.0))
+
+
+@pytest.mark.parametrize("role", ["both roles", "homes", "one each"])
+def test_a_pool_grows_if_all_its_workers_decode(role: str) -> None:
+    """Incident: a pool with both roles did not grow because another pool of its model had decode workers."""
+    harness = LoopHarness(most=9)
+    loop = harness.loop
+    loop.ordered(PoolOrders(pool="p"), 0.0)
+    members = [member(f"w-{index}", PoolMemberPhase.READY) for index in range(2)]
+    known = DecodeCapacity(workers=1, sessions=OWN, denoised=K)
+    for index, one in enumerate(members):
+        decodes = role == "both roles" or (role == "one each" and index == 0)
+        report = LoadReport(worker="w", model="toy", capacity=K, decoding=None if decodes else known)
+        one.heard(report, 0.0)
+    for second in range(1, 30):
+        loop.tick(members, float(second))
+        loop.on_feedback(mixed(40, float(second)), float(second))
+    grows = role == "both roles"
+    assert (harness.sizes[-1] == 9) == grows
+    each = loop.controller.advisor.capacity
+    assert loop.decode_sessions == OWN + K + (7 * each if grows else 0)
 
 
 def test_a_pool_of_several_offers_adds_no_worker_that_only_divides_allotments() -> None:

@@ -204,8 +204,8 @@ def test_feedback_says_what_decode_workers_carry_and_k_without_them() -> None:
     bench.report("b", decoding=DecodeCapacity(workers=2, sessions=6, denoised=2))
     bench.pass_time(1.5)
     told = bench.feedback[-1]
-    # The third worker does not know its decode workers yet, and the first one not all of them.
-    assert told.decoding == DecodeCapacity(workers=2, sessions=6, denoised=5 + 2 + 2)
+    # The third worker decodes itself, and the first one does not know all decode workers yet.
+    assert told.decoding == DecodeCapacity(workers=2, sessions=6, denoised=5 + 2 + 2, own=2)
     assert told.capacity == 6
     # A worker that ends takes its part along.
     bench.report("a", phase=WorkerPhase.DRAINING)

@@ -14,6 +14,8 @@ class DecodeCapacity(Contract):
     """Sessions that they carry in real time, over all workers that ask them."""
     denoised: Count
     """Sessions that the worker denoises. In load feedback, the sum over all ready workers."""
+    own: Count = 0
+    """Sum of K over the ready workers that decode their sessions themselves. Only in load feedback."""
 
 
 class DecodeNeed(Contract):

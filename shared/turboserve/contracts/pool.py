@@ -173,8 +173,9 @@ class PoolReport(Contract):
     absorbs_at_maximum: bool = False
     """Whether they may also at the pool's maximum, so that admission counts on K_floor."""
     decode_sessions: Count | None = None
-    """Sessions that the decode workers of the pool's workers carry. Workers that the pool may still start
-    bring slots for no more. None: no decode workers limit them, or none is known."""
+    """Sessions that the decode workers of the model's workers carry, and those that its workers with both
+    roles may have. Workers that the pool may still start bring slots for no more. None: no decode workers
+    limit them, or none is known."""
     process: Id | None = None
     """Id of the reporting process, whose monotonic clock measures the ages in `rentals`. None: a process of
     an earlier version."""

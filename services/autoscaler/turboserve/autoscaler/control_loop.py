@@ -17,6 +17,8 @@ from turboserve.autoscaler.control.workload import WorkloadDetector
 from turboserve.autoscaler.pool_members import STARTING, PoolMember
 from turboserve.bus import UNREADABLE
 from turboserve.contracts.autoscale import ProfileTable
+from turboserve.contracts.base import NUMBER_LIMIT
+from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.events import (
     SessionCreated,
     SessionEnded,
@@ -68,6 +70,10 @@ class ControlLoop:
         self._last_target = controller.target
         self._own: tuple[LoadFeedback, float] | None = None
         """The last feedback about `model`, and when it came."""
+        self._decoding: DecodeCapacity | None = None
+        """What that feedback says of decode workers."""
+        self._decodes = False
+        """Whether all ready workers of the pool decode themselves."""
         self._waiting: dict[str, float] = {}
         """Further model → when feedback last said that its sessions wait, and that no worker serves it."""
         self._arrivals: deque[tuple[float, str]] = deque(maxlen=ARRIVALS)
@@ -95,13 +101,22 @@ class ControlLoop:
 
     @property
     def decode_sessions(self) -> int | None:
-        """Sessions that decode workers carry, by the last feedback. None: they do not limit the workers."""
-        feedback = self.controller.advisor.feedback_monitor.feedback
-        return None if feedback is None or feedback.decoding is None else feedback.decoding.sessions
+        """Sessions that decode workers carry, and that workers which decode may have, by the last feedback.
+
+        Workers that the pool may still start are among the latter, if all its workers decode. None: no worker
+        of the model has decode workers.
+        """
+        known = self._decoding
+        if known is None:
+            return None
+        advisor = self.controller.advisor
+        coming = max(self.maximum - advisor.pool.ready, 0) * advisor.capacity if self._decodes else 0
+        return min(known.sessions + known.own + coming, NUMBER_LIMIT)
 
     def tick(self, members: Iterable[PoolMember], now: float) -> None:
         """Feed the pool's members and the time. Called once a second."""
         members = list(members)
+        self._decodes = _decode(members)
         phases = [member.phase for member in members if member.wanted]
         seen = events.PoolObserved(
             ready=phases.count(PoolMemberPhase.READY),
@@ -137,12 +152,15 @@ class ControlLoop:
             if self._own is not None and self._is_fresh(self._own[1], now):
                 feedback = self._own[0].model_copy(update={"at": feedback.at})
         elif feedback.model == self.model:
-            self._own = feedback, now
+            self._own, self._decoding = (feedback, now), feedback.decoding
         else:
             return
         others_wait = any(self._is_fresh(at, now) for at in self._waiting.values())
         if others_wait and not feedback.workers and (feedback.model != self.model or not feedback.required):
             feedback = feedback.model_copy(update={"model": self.model, "required": 1, "waiting": 1})
+        if self._decodes and feedback.decoding is not None:
+            # Another pool's workers have decode workers. Those of this one need none.
+            feedback = feedback.model_copy(update={"decoding": None})
         self._handle(events.FeedbackReceived(feedback), now)
 
     def _is_fresh(self, heard_at: float, now: float) -> bool:
@@ -232,3 +250,9 @@ class ControlLoop:
             links=links_to(*recent[1:]),
             attributes=attributes,
         )
+
+
+def _decode(members: Iterable[PoolMember]) -> bool:
+    """Whether all ready workers of a pool decode themselves. False if none has reported yet."""
+    ready = [one for one in members if one.phase is PoolMemberPhase.READY and one.reported_at is not None]
+    return bool(ready) and all(one.denoised is None for one in ready)

@@ -97,8 +97,8 @@ class PoolMember:
     """K by the worker's row, once it is ready."""
     classes: ServedClasses = None
     """The classes of a worker that serves several, by its row. None: it serves one, or has no row yet."""
-    denoised: int = 0
-    """K without the limit of the worker's decode workers, by its last load report. 0: it has none now."""
+    denoised: int | None = None
+    """K without the limit of decode workers, by the last load report. 0: none is there. None: it decodes."""
     sessions: int = 0
     suspended: int = 0
     failures: int = 0
@@ -132,7 +132,7 @@ class PoolMember:
         self.listed, self.drain_requested, self.drained_since = False, False, None
         self.declared_gone, self.replaced, self.release_failed = False, None, None
         self.waits_for = None
-        self.capacity, self.denoised, self.classes = None, 0, None
+        self.capacity = self.denoised = self.classes = None
         self.sessions = self.suspended = self.incoming = 0
 
     def vacate(self) -> None:
@@ -154,7 +154,7 @@ class PoolMember:
         self.reported_at, self.playout = now, playout_of(report)
         # Without a decode worker, a further worker adds what it decodes itself.
         known = report.decoding
-        self.denoised = known.denoised if known is not None and known.sessions else 0
+        self.denoised = None if known is None else known.denoised * (known.sessions > 0)
 
     def capacity_of(self, model: str) -> int | None:
         """n_j of a model as it sizes the pool. None: not known."""
@@ -175,7 +175,7 @@ class PoolMember:
     @property
     def own_capacity(self) -> int | None:
         """K as it sizes the pool: a further worker would only divide what decode workers carry."""
-        return None if self.capacity is None else max(self.capacity, self.denoised)
+        return None if self.capacity is None else max(self.capacity, self.denoised or 0)
 
     def has_reported(self, since: float) -> bool:
         """Whether the worker has sent a load report after `since`."""

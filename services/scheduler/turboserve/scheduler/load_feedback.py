@@ -194,9 +194,11 @@ def _of_model(
 
 
 def _decoding(rooms: list[ClassRoom]) -> DecodeCapacity | None:
-    """All workers of a model ask the same decode workers, and some may not know all of them yet."""
+    """Count by worker: some may decode themselves. The others ask the same decode workers, and may not know
+    all of them yet."""
     known = [room.decoding for room in rooms if room.decoding is not None]
     if not known:
         return None
     most = max(known, key=lambda each: (each.workers, each.sessions))
-    return most.model_copy(update={"denoised": sum([room.denoised for room in rooms])})
+    own = sum([room.slots for room in rooms if room.decoding is None])
+    return most.model_copy(update={"denoised": sum([room.denoised for room in rooms]), "own": own})

@@ -2,7 +2,7 @@
 
 A worker of the role `denoise` reports no more sessions than its decode workers allot to it. A further worker
 divides the same allotments again. So a pool is sized by what its workers denoise, and by no more sessions
-than its decode workers carry.
+than its decode workers carry, with those of its workers that decode themselves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from turboserve.autoscaler.control.budget import EPSILON
-from turboserve.contracts.decoding import DecodeNeed
+from turboserve.contracts.decoding import DecodeCapacity, DecodeNeed
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.wording import counted
 
@@ -30,13 +30,18 @@ def decoded(sessions: float, feedback: LoadFeedback | None) -> float:
     """Return how many of `sessions` decode workers, or the workers themselves, decode at present."""
     if feedback is None or feedback.decoding is None:
         return sessions
-    return min(sessions, max(feedback.decoding.sessions, feedback.capacity))
+    return min(sessions, max(_carried(feedback.decoding), feedback.capacity))
+
+
+def _carried(known: DecodeCapacity) -> int:
+    """Sessions that decode workers, and workers that decode, carry."""
+    return known.sessions + known.own
 
 
 def decode_too(feedback: LoadFeedback) -> bool:
     """Whether the workers decode, too: for sessions that decode workers do not carry."""
     known = feedback.decoding
-    return known is not None and are_limit(feedback) and feedback.required > known.sessions
+    return known is not None and are_limit(feedback) and feedback.required > _carried(known)
 
 
 class DecodeWorkers:
@@ -55,7 +60,8 @@ class DecodeWorkers:
     def need(self, feedback: LoadFeedback | None, target_utilization: float) -> DecodeNeed | None:
         """Return how many decode workers the sessions need. None: the workers have none.
 
-        ⌈N_req / (g ρ̂)⌉, where one decode worker carries g sessions.
+        ⌈(N_req − K' ρ̂) / (g ρ̂)⌉, where one decode worker carries g sessions, and K' is the sum of K of the
+        workers that decode themselves.
         """
         known = None if feedback is None else feedback.decoding
         if feedback is None or known is None:
@@ -64,17 +70,26 @@ class DecodeWorkers:
         if feedback.required == 0:
             needed = 0
         elif self._each is not None:
-            needed = max(math.ceil(feedback.required / (self._each * target_utilization) - EPSILON), 1)
+            apart = feedback.required - known.own * target_utilization
+            needed = max(math.ceil(apart / (self._each * target_utilization) - EPSILON), 1)
         return DecodeNeed(
             workers=known.workers, sessions=known.sessions, needed=needed, limits=are_limit(feedback)
         )
 
     def shortage(self, feedback: LoadFeedback, target_utilization: float) -> str:
         """Describe why only more decode workers help; empty if they are not the limit."""
-        need = None if feedback.decoding is None else self.need(feedback, target_utilization)
-        if need is None or not need.limits or need.needed is None or need.needed <= need.workers:
+        known, need = feedback.decoding, self.need(feedback, target_utilization)
+        if (
+            known is None
+            or need is None
+            or not need.limits
+            or need.needed is None
+            or need.needed <= need.workers
+        ):
             return ""
-        quotient = f"⌈{feedback.required} / ({self._each:.3g} × {target_utilization:g})⌉ = {need.needed}"
+        own = f" − {known.own} × {target_utilization:g}" if known.own else ""
+        apart = f"({feedback.required}{own})" if own else f"{feedback.required}"
+        quotient = f"⌈{apart} / ({self._each:.3g} × {target_utilization:g})⌉ = {need.needed}"
         sessions = counted(feedback.required, "session needs", "sessions need")
         there = "1 is there" if need.workers == 1 else f"{need.workers} are there"
         return f"decode workers are the limit: {sessions} {quotient} of them, and {there}"

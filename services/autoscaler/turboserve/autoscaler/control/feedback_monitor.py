@@ -86,7 +86,7 @@ def _fault(feedback: LoadFeedback) -> str | None:
         return "floor_capacity_implausible"
     counts = [feedback.required, feedback.waiting, feedback.capacity, feedback.workers]
     if (decoding := feedback.decoding) is not None:
-        counts += [decoding.workers, decoding.sessions, decoding.denoised]
+        counts += [decoding.workers, decoding.sessions, decoding.denoised, decoding.own]
     if min(counts) < 0:
         return "below_zero"
     if max(counts) > MOST_SESSIONS:

@@ -82,7 +82,7 @@ def _census_query(*, locks_tenant: bool) -> Select[Any]:
     ready = and_(takes, workers.c.phase == WorkerPhase.READY.value)
     coming = func.greatest(maximum - func.count().filter(ready), 0)
     added = coming * func.greatest(largest, 1)
-    # All workers of a model ask the same decode workers. Present workers report no more than these carry.
+    # Each pool says what is carried for all workers of the model. Present workers report no more than that.
     carried = func.coalesce(_decode_sessions(heard), places + added)
     added = func.least(added, func.greatest(carried - places, 0))
     capacity = select(places + added).where(workers.c.model == model)
