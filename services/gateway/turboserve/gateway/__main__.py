@@ -12,6 +12,7 @@ from turboserve.gateway.auth import reload
 from turboserve.gateway.broker_silence import send_viewers_on
 from turboserve.gateway.server import Server
 from turboserve.gateway.settings import Settings
+from turboserve.host_port import host_port
 
 log = logs.get("gateway")
 
@@ -36,10 +37,11 @@ async def start(runtime: service.Runtime) -> None:
     # Stop callbacks run in reverse order: viewers are asked to reconnect before the server stops listening.
     runtime.on_stop(server.stop)
     runtime.on_stop(gateway.streams.close)
-    log.info("listening", url=f"http://{settings.gateway_host}:{server.port}/")
+    address = host_port(settings.gateway_host, server.port)
+    log.info("listening", url=f"http://{address}/")
     log.info("open", **exposure.fields(settings, gateway.keys, server.port))
     if not gateway.keys:
-        log.warning(exposure.KEYLESS, address=f"{settings.gateway_host}:{server.port}")
+        log.warning(exposure.KEYLESS, address=address)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from turboserve.gateway.auth.access import ANY, Authority, is_loopback, parse_origin
+from turboserve.host_port import shown_host
 
 
 def parse_address(text: str) -> str:
@@ -26,5 +27,5 @@ def origins_of(address: str) -> tuple[str, ...]:
     if not is_loopback(host):
         return (origin,)
     port = "" if parts.port is None else f":{parts.port}"
-    names = ("localhost", host if ":" not in host else f"[{host}]")
+    names = ("localhost", shown_host(host))
     return tuple(f"{parts.scheme}://{name}{port}" for name in names)

@@ -6,6 +6,7 @@ from typing import Any
 
 from turboserve.gateway.auth.access import ANY, Keys, is_loopback
 from turboserve.gateway.settings import Settings
+from turboserve.host_port import host_port
 
 KEYLESS = (
     "no API keys: every client that reaches this address may create, watch, change and end every session, "
@@ -18,7 +19,7 @@ _WITHOUT = "Without a key: /healthz, /readyz, /metrics, /openapi.json, /asyncapi
 def fields(settings: Settings, keys: Keys, port: int) -> dict[str, Any]:
     """Return the exposure as the fields of a log line."""
     return {
-        "address": f"{settings.gateway_host}:{port}",
+        "address": host_port(settings.gateway_host, port),
         "reachable_by": "this machine" if is_loopback(settings.gateway_host) else "others",
         **_of_keys(keys),
         "hosts": ",".join(settings.allowed_hosts) or "its own",

@@ -26,6 +26,7 @@ from turboserve.gateway.problems.handlers import problem_response
 from turboserve.gateway.serving.guard import READ_BYTES, Deadlines, Guard, Overdue, RequestLimits
 from turboserve.gateway.serving.protocols import GuardedHttp, raw
 from turboserve.gateway.serving.settings import ServerSettings, as_text
+from turboserve.host_port import host_port
 from turboserve.telemetry_names import REASON
 
 log = logs.get("http")
@@ -206,7 +207,7 @@ class Server(uvicorn.Server):
             listening.bind((self._host, self._port))
         except OSError as error:
             listening.close()
-            raise OSError(error.errno, f"{self._host}:{self._port}: {error.strerror}") from None
+            raise OSError(error.errno, f"{host_port(self._host, self._port)}: {error.strerror}") from None
         self.port = int(listening.getsockname()[1])
         self._serving = asyncio.create_task(self.serve(sockets=[listening]), name="http")
         while not self.started and not self._serving.done():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from turboserve.contracts.errors import InvalidInputError
+from turboserve.host_port import host_port, shown_host
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -35,8 +36,9 @@ class Target:
     @property
     def authority(self) -> str:
         """The header `Host`."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+        if self.port == _PORTS[self.scheme]:
+            return shown_host(self.host)
+        return host_port(self.host, self.port)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 
 from turboserve import logs
+from turboserve.host_port import host_port
 from turboserve.service import Runtime
 from turboserve.worker.remote_decoding.role_server import DeviceHangsError, RoleServer
 from turboserve.worker.settings import Settings
@@ -40,7 +41,7 @@ def at_interface(settings: Settings) -> Listen:
 
     async def listening(serve: Serve) -> tuple[str, Callable[[], None]]:
         listener, found = await listen(serve, host, port)
-        return f"tcp://{host}:{found}", listener.close
+        return f"tcp://{host_port(host, found)}", listener.close
 
     return listening
 

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from turboserve.host_port import host_port
 from turboserve.worker.transfer import shm
 from turboserve.worker.transfer.channel import ByteReader, ByteWriter, Channel
 from turboserve.worker.transfer.deadline import Deadline
@@ -110,8 +111,7 @@ class SocketNetwork:
         """See `TransferNetwork.listen`."""
         host = self._interface.address
         self._server, port = await listen(serve, host, self._port)
-        shown = f"[{host}]" if ":" in host else host
-        return f"tcp://{shown}:{port}"
+        return f"tcp://{host_port(host, port)}"
 
     async def connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """See `TransferNetwork.connect`."""
