@@ -150,7 +150,7 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
             homeless[session.record.model] += owner is None or name not in owner.used
     models = {worker.model for worker in view.workers.values()} | rooms.keys() | homeless.keys()
     return [
-        _of_model(
+        feedback_of(
             model,
             rooms[model],
             homeless[model],
@@ -162,9 +162,14 @@ def load_feedback(view: View, loads: WorkerLoads, decisions: int) -> list[LoadFe
     ]
 
 
-def _of_model(
+def feedback_of(
     model: str, rooms: list[ClassRoom], own_homeless: int, homeless: Fraction, waiting: int, decisions: int
 ) -> LoadFeedback:
+    """Return the feedback about one model.
+
+    `rooms`: of its workers. `homeless`: sessions without a slot, in sessions of the model; `own_homeless`:
+    those of the model itself. `waiting`: sessions that want a worker.
+    """
     # Each playing session makes the same number of chunks in a minute, so sessions are the weights.
     chunks = sum([room.used for room in rooms])
     debt = sum([room.debt for room in rooms]) / chunks if chunks else 0.0
