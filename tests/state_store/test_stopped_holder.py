@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.helpers.chunk_headers import chunk_header
 from tests.helpers.waiting import eventually
@@ -185,6 +187,60 @@ async def test_a_former_holder_counts_no_chunk_that_another_has_counted(
         assert await db.pool_history.oldest(HistoryTable.CHUNKS) is None
         # Other tests count with this cursor.
         assert await db.progress.move(CURSOR, 10, 0)
+
+
+async def test_locks_of_a_process_that_is_stopped_between_two_steps_of_a_statement_are_released(
+    settings: Settings,
+) -> None:
+    """Incident: a state store that got SIGSTOP while it counted kept the next one from counting.
+
+    The driver prepares a statement that is new to its connection in a first message, and executes it in a
+    second one. Between them, Postgres waits for the second one, and none of its limits on silence holds.
+    """
+    cursor, session_key, exclusive_key = new_id("cur"), 71, 72
+    held, continues = threading.Event(), threading.Event()
+
+    async def first_step(connection: AsyncConnection) -> None:
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        await driver.prepare("select 'a statement that is new to the connection'")
+
+    async def hold() -> None:
+        database = PostgresDatabase(settings.model_copy(update={"transaction_deadline_s": 2.0}))
+        while not held.is_set():
+            # A busy machine may take longer than the deadline, and the process then begins again.
+            with suppress(UnavailableError):
+                async with (
+                    database.session_lock(session_key, 60.0) as lock,
+                    database.exclusive(exclusive_key) as unit,
+                    database.transaction() as db,
+                ):
+                    assert await lock.acquire()
+                    assert await db.progress.move(cursor, 0, 1)
+                    for connection in (lock._connection, unit.connection, db.connection):
+                        await first_step(connection)
+                    held.set()
+                    # This blocks the event loop of this thread: it stands still as SIGSTOP lets it.
+                    continues.wait()
+        await database.close()
+
+    async with AsyncExitStack() as stack:
+        successor = PostgresDatabase(settings)
+        stack.push_async_callback(successor.close)
+        async with successor.transaction() as db:
+            assert await db.progress.position(cursor) == 0
+        holder = asyncio.create_task(asyncio.to_thread(asyncio.run, hold()))
+        try:
+            await eventually(held.is_set)
+            async with successor.transaction() as db:
+                assert await db.progress.move(cursor, 0, 2)
+            async with successor.exclusive(exclusive_key):
+                pass
+            async with successor.session_lock(session_key, 60.0) as lock:
+                await eventually(lock.acquire)
+        finally:
+            continues.set()
+            await holder
 
 
 async def test_sigstop_of_each_store_in_turn_counts_every_chunk_once(settings: Settings) -> None:

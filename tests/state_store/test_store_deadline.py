@@ -15,6 +15,7 @@ from tests.state_store.state_store_harness import PATIENT
 from turboserve.config import SettingsError
 from turboserve.contracts.errors import UnavailableError
 from turboserve.state_store.database import PostgresDatabase
+from turboserve.state_store.migrate import LOCK
 from turboserve.state_store.settings import Settings
 
 DEADLINE_S = 2.0
@@ -65,3 +66,30 @@ async def test_a_mistake_of_ours_is_not_taken_for_an_outage(postgres_url: str) -
         async with database.transaction() as db:
             db.no_such_thing  # type: ignore[attr-defined]  # noqa: B018
     await database.close()
+
+
+async def test_a_migration_may_take_longer_than_a_transaction(
+    database: PostgresDatabase, postgres_url: str
+) -> None:
+    """It waits here for another instance's, as it would for the rewrite of a large table."""
+    other = PostgresDatabase(Settings(postgres_url=SecretStr(postgres_url), **PATIENT))
+    late = text(
+        "select exists (select from pg_stat_activity where datname = current_database() "
+        "and wait_event = 'advisory' and xact_start < clock_timestamp() - make_interval(secs => :least_s))"
+    )
+    migrations: list[asyncio.Task[None]] = []
+
+    async def waits_longer() -> bool:
+        # A busy machine may take longer than the deadline to connect.
+        if not migrations or migrations[-1].done():
+            migrations.append(asyncio.create_task(database.migrate()))
+        async with other.statement() as unit:
+            return bool((await unit.connection.execute(late, {"least_s": DEADLINE_S + 0.2})).scalar_one())
+
+    async with other.transaction() as db:
+        await db.connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
+        await eventually(waits_longer)
+    *earlier, last = migrations
+    await last
+    await asyncio.gather(*earlier, return_exceptions=True)
+    await other.close()

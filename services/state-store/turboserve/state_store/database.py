@@ -36,6 +36,7 @@ from turboserve.state_store.repository.progress import SqlFence, SqlOutbox, SqlP
 from turboserve.state_store.repository.recordings import SqlRecordings
 from turboserve.state_store.repository.sessions import SqlControls, SqlSessions
 from turboserve.state_store.repository.webhooks import SqlWebhooks
+from turboserve.state_store.server_limits import STATEMENT_SHARE, connect_args
 from turboserve.state_store.session_lock import PostgresSessionLock
 from turboserve.state_store.settings import Settings
 from turboserve.telemetry import set_error, tracer
@@ -55,9 +56,6 @@ _PROBE = text("""
     insert into cursors (name, sequence) select 'write-probe', count(*) from spilled
     on conflict (name) do update set sequence = cursors.sequence + 1
 """)
-
-STATEMENT_SHARE = 0.8
-"""Longest time of a statement and of its wait for a lock at the server, as a share of the transaction's."""
 
 _trace = tracer("state_store")
 _ATTRIBUTES = {"db.system.name": "postgresql", "db.operation.name": "TRANSACTION"}
@@ -135,28 +133,13 @@ class PostgresDatabase:
 
     def __init__(self, settings: Settings) -> None:
         self._deadline_s = settings.transaction_deadline_s
-        self._limit_ms = limit_ms = str(int(settings.transaction_deadline_s * 1000))
-        # A server that works answers before the transaction's deadline, which ends the connection.
-        statement_ms = str(int(STATEMENT_SHARE * settings.transaction_deadline_s * 1000))
+        self._limit_ms = str(int(self._deadline_s * 1000))
         self.engine: AsyncEngine = create_async_engine(
             settings.sqlalchemy_url,
             pool_size=settings.postgres_pool,
             max_overflow=0,
-            pool_timeout=settings.transaction_deadline_s,
-            connect_args={
-                "timeout": settings.transaction_deadline_s,
-                "server_settings": {
-                    "application_name": "turboserve-state-store",
-                    "statement_timeout": statement_ms,
-                    "lock_timeout": statement_ms,
-                    # A stopped process that holds a lock must not block the other processes forever.
-                    "idle_in_transaction_session_timeout": limit_ms,
-                    # Nor must a machine that vanishes while it holds a lock.
-                    "tcp_keepalives_idle": "5",
-                    "tcp_keepalives_interval": "3",
-                    "tcp_keepalives_count": "3",
-                },
-            },
+            pool_timeout=self._deadline_s,
+            connect_args=connect_args(self._deadline_s),
         )
         self._connections = KeptConnections(self.engine)
         self._errors = DatabaseErrors(self._connections.disconnect)

@@ -28,6 +28,12 @@ SCRIPTS = str(Path(__file__).with_name("migrations"))
 LOCK = 0x7475_7262_0001
 """Number of the advisory lock. A second instance waits for it, and then finds nothing to do."""
 
+# A large table takes as long as it takes. Postgres before version 17 does not know all of these.
+_WITHOUT_LIMITS = text("""
+    select set_config(name, '0', true) from pg_settings
+    where name in ('statement_timeout', 'lock_timeout', 'transaction_timeout')
+""")
+
 
 class SchemaTooNewError(RuntimeError):
     """The database was migrated for newer state stores, and this one does not work with it."""
@@ -60,8 +66,7 @@ async def migrate(engine: AsyncEngine) -> None:
     longer supports this code.
     """
     async with engine.begin() as connection:
-        await connection.execute(text("set local statement_timeout = 0"))
-        await connection.execute(text("set local lock_timeout = 0"))
+        await connection.execute(_WITHOUT_LIMITS)
         await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK})
         before = await connection.run_sync(_revision)
         if before is not None and before not in known():
