@@ -207,6 +207,12 @@ def test_feedback_says_what_decode_workers_carry_and_k_without_them() -> None:
     # The third worker decodes itself, and the first one does not know all decode workers yet.
     assert told.decoding == DecodeCapacity(workers=2, sessions=6, denoised=5 + 2 + 2, own=2)
     assert told.capacity == 6
+    # Those of several pools of one model may ask different ones, and some of the same.
+    bench.report("a", decoding=DecodeCapacity(workers=2, sessions=10, denoised=5, each={"x": 4, "y": 6}))
+    bench.report("b", decoding=DecodeCapacity(workers=2, sessions=11, denoised=2, each={"y": 6, "z": 5}))
+    bench.pass_time(1.5)
+    told = bench.feedback[-1]
+    assert told.decoding == DecodeCapacity(workers=3, sessions=15, denoised=9, own=2)
     # A worker that ends takes its part along.
     bench.report("a", phase=WorkerPhase.DRAINING)
     bench.report("b", phase=WorkerPhase.DRAINING)

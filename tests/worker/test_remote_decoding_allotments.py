@@ -71,13 +71,13 @@ def test_not_the_same_workers_have_one_session_more_everywhere() -> None:
 def test_nothing_limits_a_worker_until_its_decode_workers_are_known() -> None:
     allotted = AllottedSessions([V, W], 2, 100.0)
     assert allotted.limit(100.0) is None
-    allotted.set_allotment(V, 5)
+    allotted.set_allotment(V, "v", 5)
     assert allotted.limit(101.0) is None
-    allotted.set_allotment(W, 3)
+    allotted.set_allotment(W, "w", 3)
     assert allotted.limit(102.0) == 8
     # One that does not come counts nothing, and the worker itself decodes two.
     alone = AllottedSessions([V, W], 2, 100.0)
-    alone.set_allotment(V, 5)
+    alone.set_allotment(V, "v", 5)
     assert alone.limit(100.1 + KEPT_S) == 5
     assert AllottedSessions([V], 2, 100.0).limit(100.1 + KEPT_S) == 2
 
@@ -85,12 +85,12 @@ def test_nothing_limits_a_worker_until_its_decode_workers_are_known() -> None:
 def test_a_lost_decode_worker_counts_until_its_successor_should_be_there() -> None:
     allotted = AllottedSessions([V, W], 2, 0.0)
     for address in (V, W):
-        allotted.set_allotment(address, 4)
+        allotted.set_allotment(address, address, 4)
     allotted.lost(W, 100.0)
     allotted.lost(W, 120.0)
     assert allotted.limit(100.0 + KEPT_S) == 8
     assert allotted.limit(100.1 + KEPT_S) == 4
-    allotted.set_allotment(W, 6)
+    allotted.set_allotment(W, "w", 6)
     assert allotted.limit(1e6) == 10
     for address in (V, W):
         allotted.lost(address, 2e6)
@@ -99,14 +99,14 @@ def test_a_lost_decode_worker_counts_until_its_successor_should_be_there() -> No
 
 def test_what_decode_workers_carry_is_known_as_their_allotments_are() -> None:
     allotted = AllottedSessions([V, W], 2, 0.0)
-    allotted.set_allotment(V, 4, 12)
+    allotted.set_allotment(V, "v", 4, 12)
     assert allotted.carried(0.0) is None
     # One of an earlier version does not say what it carries.
-    allotted.set_allotment(W, 5)
-    assert allotted.carried(0.0) == [12, 5]
+    allotted.set_allotment(W, "w", 5)
+    assert allotted.carried(0.0) == {"v": 12, "w": 5}
     allotted.lost(V, 100.0)
-    assert allotted.carried(100.0 + KEPT_S) == [12, 5]
-    assert allotted.carried(100.1 + KEPT_S) == [5]
+    assert allotted.carried(100.0 + KEPT_S) == {"v": 12, "w": 5}
+    assert allotted.carried(100.1 + KEPT_S) == {"w": 5}
 
 
 def test_a_chunk_takes_what_the_fastest_of_the_newest_took() -> None:

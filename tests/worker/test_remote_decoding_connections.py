@@ -243,7 +243,9 @@ async def test_workers_divide_what_their_decode_workers_carry(scene: Scene) -> N
     # K itself may be less.
     assert first.limited(4) == 4
     # What both carry, over all workers, and what the first would have without that limit.
-    assert first.capacity(9) == DecodeCapacity(workers=2, sessions=14, denoised=9)
+    assert first.capacity(9) == DecodeCapacity(
+        workers=2, sessions=14, denoised=9, each={"dec_1": 8, "dec_2": 6}
+    )
     # A chunk is decoded between the questions.
     await scene.plays(first, 0)
     # One that ends has no part any more.
@@ -274,7 +276,7 @@ async def test_the_allotment_follows_the_time_of_a_chunk(
     measuring = asyncio.create_task(place.server.measure_idle(probe, 2))
     try:
         await limited_to(3, home)
-        assert home.capacity(8) == DecodeCapacity(workers=1, sessions=3, denoised=8)
+        assert home.capacity(8) == DecodeCapacity(workers=1, sessions=3, denoised=8, each={"dec_1": 3})
         seconds[0] = 0.5
         await limited_to(12, home)
     finally:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from turboserve.contracts.base import Contract, Count, Number
+from pydantic import Field
+
+from turboserve.contracts.base import Contract, Count, Id, Number
+
+EACH_LIMIT = 64
+"""Most decode workers that a load report names."""
 
 
 class DecodeCapacity(Contract):
@@ -14,6 +19,9 @@ class DecodeCapacity(Contract):
     """Sessions that they carry in real time, over all workers that ask them."""
     denoised: Count
     """Sessions that the worker denoises. In load feedback, the sum over all ready workers."""
+    each: dict[Id, Count] = Field(default={}, max_length=EACH_LIMIT)
+    """Sessions that each of the decode workers carries, by its id. Empty in load feedback, in reports of
+    earlier versions, and where there are more than `EACH_LIMIT`."""
     own: Count = 0
     """Sum of K over the ready workers that decode their sessions themselves. Only in load feedback."""
 

@@ -199,11 +199,21 @@ def feedback_of(
 
 
 def _decoding(rooms: list[ClassRoom]) -> DecodeCapacity | None:
-    """Count by worker: some may decode themselves. The others ask the same decode workers, and may not know
-    all of them yet."""
+    """Count by worker: some may decode themselves, and the others may ask different decode workers, or not
+    know all of theirs yet."""
     known = [room.decoding for room in rooms if room.decoding is not None]
     if not known:
         return None
-    most = max(known, key=lambda each: (each.workers, each.sessions))
-    own = sum([room.slots for room in rooms if room.decoding is None])
-    return most.model_copy(update={"denoised": sum([room.denoised for room in rooms]), "own": own})
+    each: dict[str, int] = {}
+    for one in known:
+        for worker, sessions in one.each.items():
+            each[worker] = max(each.get(worker, 0), sessions)
+    # A worker that names none asks the same ones.
+    unnamed = [(one.workers, one.sessions) for one in known if not one.each]
+    workers, sessions = max([(len(each), sum(each.values())), *unnamed])
+    return DecodeCapacity(
+        workers=workers,
+        sessions=sessions,
+        denoised=sum([room.denoised for room in rooms]),
+        own=sum([room.slots for room in rooms if room.decoding is None]),
+    )

@@ -137,4 +137,5 @@ def _decoding(parts: Sequence[LoadFeedback]) -> DecodeCapacity | None:
         workers=sum(each.workers for each in known),
         sessions=sum(each.sessions for each in known),
         denoised=sum(each.denoised for each in known),
+        own=sum(each.own for each in known),
     )

@@ -73,8 +73,9 @@ class AllottedSessions:
         self._began_s = now
         self._allotted: dict[str, int | None] = dict.fromkeys(addresses)
         """By address of the decode worker. None: not known yet."""
-        self._carried: dict[str, int] = {}
-        """Address of each decode worker that is known → sessions that it carries, over all workers."""
+        self._carried: dict[str, tuple[str, int]] = {}
+        """Address of each decode worker that is known → its id, and sessions that it carries over all
+        workers."""
         self._lost_s: dict[str, float] = {}
         """Address of each decode worker that is lost → since when."""
 
@@ -83,13 +84,14 @@ class AllottedSessions:
         """Whether every decode worker has said how many sessions it allots."""
         return None not in self._allotted.values()
 
-    def set_allotment(self, address: str, sessions: int, carried: int = 0) -> None:
-        """A decode worker has said how many sessions it allots, and how many it carries over all workers.
+    def set_allotment(self, address: str, worker: str, sessions: int, carried: int = 0) -> None:
+        """The decode worker of the id `worker` has said how many sessions it allots, and how many it carries
+        over all workers.
 
         One of an earlier version does not say the latter: at least those that it allots.
         """
         self._allotted[address] = sessions
-        self._carried[address] = max(carried, sessions)
+        self._carried[address] = worker, max(carried, sessions)
         self._lost_s.pop(address, None)
 
     def lost(self, address: str, now: float) -> None:
@@ -103,11 +105,11 @@ class AllottedSessions:
             return None
         return max(self._own, sum(self._allotted[address] or 0 for address in self._counted(now)))
 
-    def carried(self, now: float) -> list[int] | None:
-        """Return the sessions that each decode worker carries. None: they are not known yet."""
+    def carried(self, now: float) -> dict[str, int] | None:
+        """Return the sessions that each decode worker carries, by its id. None: they are not known yet."""
         if self.limit(now) is None:
             return None
-        return [self._carried[address] for address in self._counted(now)]
+        return dict(self._carried[address] for address in self._counted(now))
 
     def _counted(self, now: float) -> list[str]:
         """The decode workers that are known and not lost for long."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from torch import Tensor
 
 from turboserve import logs
-from turboserve.contracts.decoding import DecodeCapacity
+from turboserve.contracts.decoding import EACH_LIMIT, DecodeCapacity
 from turboserve.tasks import stop
 from turboserve.worker import metrics
 from turboserve.worker.engine.decode_jobs import DecodeJob
@@ -131,7 +131,12 @@ class DecodeClient:
         carried = self._allotted.carried(self._now())
         if carried is None:
             return None
-        return DecodeCapacity(workers=len(carried), sessions=sum(carried), denoised=denoised)
+        return DecodeCapacity(
+            workers=len(carried),
+            sessions=sum(carried.values()),
+            denoised=denoised,
+            each=carried if len(carried) <= EACH_LIMIT else {},
+        )
 
     def decode(self, jobs: Sequence[DecodeJob]) -> list[Tensor | None]:
         """See `RemoteDecoder.decode`. Call it on another thread than the event loop's."""
@@ -255,7 +260,7 @@ class DecodeClient:
             self.router.handle(
                 AllotmentKnown(connection.worker, sessions, answer.carried, answer.used), self._now()
             )
-            self._allotted.set_allotment(address, sessions, answer.carried)
+            self._allotted.set_allotment(address, connection.worker, sessions, answer.carried)
             if self._allotted.known:
                 self._known.set()
             if sessions != before:
