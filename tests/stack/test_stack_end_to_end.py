@@ -63,10 +63,15 @@ async def test_a_prompt_becomes_video_and_a_new_prompt_changes_it(
     log = await read_log(viewer.session)
     assert [payload[header.init_bytes :] for header, payload in log] == [c.fragment for c in viewer.chunks]
     assert {payload[: header.init_bytes] for header, payload in log} == {viewer.chunks[0].init}
+    # As shipped, a first chunk is made at the lowest configuration, also on an idle worker.
+    first, lowest = log[0][0].fidelity, viewer.chunks[0].fidelity
+    assert first is not None
+    assert lowest is not None
+    assert (first.steps, lowest["steps"], lowest["quality"]) == (1, 1, 1.0)
 
 
 async def test_plain_http_carries_the_same_video(api: httpx.AsyncClient, open_session: Open) -> None:
-    viewer: Viewer = await open_session("a green triangle moving right", seed=3)
+    viewer: Viewer = await open_session("a green triangle moving right", seed=3, quality={"pin": True})
 
     async def download() -> bytes:
         path = f"/v1/sessions/{viewer.session}/stream.mp4?after=-1"
@@ -84,6 +89,7 @@ async def test_plain_http_carries_the_same_video(api: httpx.AsyncClient, open_se
     video = decode(downloaded.result())
     assert video.gaps() == []
     assert has_colours(video.frames, ["green"])
+    assert [chunk.fidelity for chunk in viewer.chunks] == [None] * len(viewer.chunks), "the session is pinned"
 
 
 async def test_pause_stops_the_video_and_resume_goes_on_where_it_stopped(open_session: Open) -> None:

@@ -40,6 +40,8 @@ SETTINGS = {
     "TURBOSERVE_CHUNKS_KEPT": "1000",
     # There is one session. A worker that can have more also warms up batches.
     "TURBOSERVE_WORKER_MAX_SESSIONS": "1",
+    # Two stacks make the same video. Lowered chunks depend on the load.
+    "TURBOSERVE_FIDELITY": "best",
 }
 PATIENT = {**SETTINGS, "TURBOSERVE_DECODE_TIMEOUT_S": "30"}
 """A slow machine is not taken for a frozen decode worker."""

@@ -34,7 +34,15 @@ CHUNKS = 3
 
 
 def settings(model: str) -> Settings:
-    return Settings(model=model, worker_max_sessions=2, host_memory_bytes=0, overlap="off", device="cpu")
+    # As several classes do, and a worker of one class does not: no chunk is lowered.
+    return Settings(
+        model=model,
+        worker_max_sessions=2,
+        host_memory_bytes=0,
+        overlap="off",
+        device="cpu",
+        fidelity="best",
+    )
 
 
 def engines(model: str) -> dict[str, Engine]:
@@ -153,6 +161,13 @@ def test_the_memory_is_divided_among_the_classes() -> None:
     each = Settings(model=BOTH, memory_bytes=2 << 30, host_memory_bytes=3 << 30).by_class()
     assert [one.model for one in each] == ["toyworld", "toyworld-small"]
     assert [one.host_memory_bytes for one in each] == [3 << 29] * 2
+
+
+def test_several_classes_lower_no_quality() -> None:
+    assert {one.fidelity for one in Settings(model=BOTH).by_class()} == {"best"}
+    [alone] = Settings(model="toyworld").by_class()
+    assert alone.fidelity == "in-time"
+    assert not alone.sets_fidelity
 
 
 def test_memory_is_divided_after_the_weights_of_all() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from turboserve.contracts.fidelity import ChunkFidelity
 from turboserve.contracts.workers import HeldSession
@@ -99,8 +100,9 @@ def toyworld() -> Models:
 
 def test_the_shipped_profile_is_of_the_shipped_model(toyworld: Models) -> None:
     device = torch.device("cpu")
-    assert fidelity_ladder(toyworld, Settings(), device) is None
-    ladder = fidelity_ladder(toyworld, Settings(fidelity="in-time"), device)
+    assert fidelity_ladder(toyworld, Settings(fidelity="best"), device) is None
+    ladder = fidelity_ladder(toyworld, Settings(), device)
+    assert ladder == fidelity_ladder(toyworld, Settings(fidelity="in-time"), device)
     assert ladder is not None
     assert ladder.best.fidelity == Fidelity.best(toyworld.transformer.config)
     assert len(ladder.rungs) > 1
@@ -128,6 +130,28 @@ def test_a_profile_of_another_device_or_model_is_ignored_and_a_broken_one_ends_t
             fidelity_ladder(toyworld, settings, device)
     other_weights = Settings(fidelity="in-time", model_weights=tmp_path / "mine.safetensors")
     assert fidelity_ladder(toyworld, other_weights, device) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, None),
+        ({"model_weights": "mine.safetensors"}, None),
+        ({"fidelity": "best", "fidelity_profile": SHIPPED_FIDELITY["toyworld"]}, None),
+        ({"fidelity": "in-time", "model_weights": "mine.safetensors"}, "no fidelity profile"),
+        ({"fidelity": "in-time"}, "fidelity profile ignored"),
+        ({"fidelity_profile": SHIPPED_FIDELITY["toyworld"]}, "fidelity profile ignored"),
+    ],
+)
+def test_only_what_was_set_and_has_no_effect_is_logged(
+    toyworld: Models, monkeypatch: pytest.MonkeyPatch, given: dict[str, str | Path], why: str | None
+) -> None:
+    """The shipped files are for a CPU. Settings come from the environment, as a worker's do."""
+    for name, value in given.items():
+        monkeypatch.setenv(f"TURBOSERVE_{name.upper()}", str(value))
+    with capture_logs() as lines:
+        assert fidelity_ladder(toyworld, Settings(), torch.device("cuda")) is None
+    assert [line["event"].partition(":")[0] for line in lines] == ([] if why is None else [why])
 
 
 def test_a_worker_with_one_decoder_leaves_out_what_needs_another(toyworld: Models, tmp_path: Path) -> None:

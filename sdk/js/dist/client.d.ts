@@ -16,7 +16,7 @@ export interface CreateOptions {
     /** Width of a frame, pixels: with `height`, one of the model's `sizes`. By default the one that is marked `default`. */
     width?: number;
     height?: number;
-    /** The same model, prompt and seed give the same video. Random by default. */
+    /** The same model, prompt and seed give the same video where no chunk is lowered: see `quality`. Random by default. */
     seed?: number;
     metadata?: Record<string, string>;
     /** Values of the model's controls, by name, from the first chunk on. */

@@ -32,7 +32,6 @@ from turboserve.simulation.scenario import (
     with_roles,
 )
 from turboserve.simulation.settings import (
-    FIDELITY,
     GATHER,
     PLACEMENT,
     REBALANCER,
@@ -40,6 +39,7 @@ from turboserve.simulation.settings import (
 )
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
 from turboserve.worker.engine.gather import GATHER_POLICIES
+from turboserve.worker.settings import BEST
 
 TWICE_EVERY = 20
 """Every seed divisible by this number runs twice; the two traces must be equal."""
@@ -154,10 +154,10 @@ def run(
         PLACEMENTS.check(placement)
         GATHER_POLICIES.check(gather or GATHER)
         REBALANCERS.check(rebalancer)
-        FIDELITY_POLICIES.check(fidelity or FIDELITY)
+        FIDELITY_POLICIES.check(fidelity or BEST)
     except NotInstalledError as error:
         raise typer.BadParameter(str(error)) from error
-    if (models > 1 or offers) and (mode is SimulationMode.CALM or fidelity not in (None, FIDELITY)):
+    if (models > 1 or offers) and (mode is SimulationMode.CALM or fidelity not in (None, BEST)):
         option = "--offers" if offers else "--models"
         raise typer.BadParameter(f"{option}: calm mode and --fidelity need workers of one model")
     if roles and (models > 1 or mode is SimulationMode.CALM):

@@ -18,10 +18,11 @@ from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.pool_offers import draw_offers
 from turboserve.simulation.roles import draw_roles, with_role_faults
 from turboserve.simulation.session_classes import draw_classes
-from turboserve.simulation.settings import BEST, Scale
+from turboserve.simulation.settings import Scale
 from turboserve.simulation.tenants import with_tenants
 from turboserve.simulation.users import Users
 from turboserve.simulation.world import World
+from turboserve.worker.settings import BEST
 
 SETTLE_S = 60.0
 """Bound of invariant 5, in a world whose timeouts are half of the shipped ones."""

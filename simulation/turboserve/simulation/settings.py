@@ -34,6 +34,7 @@ from turboserve.simulation.slow_devices import (
 from turboserve.simulation.tenant_keys import key_set
 from turboserve.state_store.settings import Settings as StoreSettings
 from turboserve.subject_types import identity_of
+from turboserve.worker.settings import BEST
 from turboserve.worker.settings import Settings as WorkerSettings
 
 S = TypeVar("S", bound=Settings)
@@ -48,12 +49,8 @@ RESCUE_HORIZON_S = float(SchedulerSettings.model_fields["rescue_horizon_s"].defa
 """The shipped time within which the rebalancer saves late chunks."""
 GATHER = str(WorkerSettings.model_fields["gather_policy"].default)
 """The gather policy that ships as the default."""
-FIDELITY = str(WorkerSettings.model_fields["fidelity"].default)
-"""The policy of configurations that ships as the default."""
 EXCHANGE_LIMIT_S = float(WorkerSettings.model_fields["sequence_parallel_timeout_s"].default)
 """The shipped limit of an exchange between two workers in a forward, seconds."""
-BEST = "best"
-"""The policy that lowers nothing."""
 ABSORBED = 2
 """Factor from K to the sessions for which such a device has memory. The floor carries more than that."""
 NO_VARIABLES = "TURBOSERVE_SIMULATED_"
@@ -104,8 +101,9 @@ class Scale:
     rescue_horizon_s: float = RESCUE_HORIZON_S
     gather: str = GATHER
     """The workers' gather policy."""
-    fidelity: str = FIDELITY
-    """The workers' policy of configurations. Under any but `BEST`, devices are slow and have a ladder."""
+    fidelity: str = BEST
+    """The workers' policy of configurations. `BEST`, unlike the shipped default: without a ladder, both are
+    the same. Under any other policy, devices are slow and have a ladder."""
     quality_debt_limit: float = 0.0
     """Price of quality. Above 0, workers absorb bursts: K comes from the profile of a device that has memory
     for more sessions. It needs a policy of configurations that lowers quality."""

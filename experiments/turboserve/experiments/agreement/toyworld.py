@@ -95,6 +95,8 @@ def real(stage_s: float) -> dict[str, Any]:
         "TURBOSERVE_WORKER_MAX_SESSIONS": str(CAPACITY),
         # As a worker chooses on one core, and as on the virtual device.
         "TURBOSERVE_OVERLAP": "off",
+        # The virtual device has no other configuration.
+        "TURBOSERVE_FIDELITY": "best",
     }
     found, chunks = played(environment, str(WORKERS), WORKERS, staircase(stage_s), REPORT_INTERVAL_S)
     return {**found, "by_sessions": by_sessions(chunks, stage_s)}

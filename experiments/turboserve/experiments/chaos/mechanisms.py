@@ -20,7 +20,6 @@ def settings_of(mechanisms: MechanismSet, folder: Path) -> dict[str, str]:
     if mechanisms is MechanismSet.SHIPPED:
         return {}
     return {
-        "TURBOSERVE_FIDELITY": "in-time",
         "TURBOSERVE_GATHER_POLICY": "tiers",
         "TURBOSERVE_RESCUE_HORIZON_S": "5",
         "TURBOSERVE_QUALITY_DEBT_LIMIT": "0.05",

@@ -134,7 +134,12 @@ POLICIES: dict[str, SlackPolicy] = {
         _REHOMING,
         lends=True,
     ),
-    "turboserve": SlackPolicy("Counts, as shipped: K, min-max, migrations for balance", "step", "min-max"),
+    "turboserve": SlackPolicy(
+        "Counts alone: K, min-max, migrations for balance, the best configuration",
+        "step",
+        "min-max",
+        {"fidelity": "best"},
+    ),
     "ours": SlackPolicy(
         "Least credit first, configurations by one feasibility test over the worker's sessions, migrations "
         "that save chunks",

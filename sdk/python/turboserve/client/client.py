@@ -89,7 +89,8 @@ class AsyncClient:
             model: One of `models`. None: the gateway's default.
             width: Width of a frame, pixels: with `height`, one of the model's `sizes`. None: its default.
             height: Height of a frame, pixels.
-            seed: The same model, prompt and seed give the same video. None: random.
+            seed: The same model, prompt and seed give the same video where no chunk is lowered: see
+                `quality`. None: random.
             metadata: The caller's own data, stored and returned.
             controls: Values of the model's controls, by name, from the first chunk on.
             quality: Limits of the quality. None: the worker may lower it to its own floor.

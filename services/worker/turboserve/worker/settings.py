@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
@@ -21,12 +21,15 @@ ONE_MODEL_ONLY = (
     *("weights", "profile", "fidelity", "fidelity_profile", "host_sessions"),
     *("sequence_parallel_directory", "roles", "text_workers"),
 )
-"""Settings that a worker of several models does not take."""
+"""Settings that a worker of several models does not take: any value but the default, and for `fidelity` any
+but `BEST`."""
 FILES_OF_A_MODEL = (
     *("model_weights", "checkpoint", "checkpoint_container", "lora", "vae", "fast_vae"),
     *("text_encoder", "rotation"),
 )
 """Settings that a worker of several models takes only if these differ in nothing but the size of frames."""
+BEST = "best"
+"""The policy of configurations that lowers nothing."""
 AUTO_SESSIONS = 16
 """Largest number of slabs where no limit is set."""
 
@@ -122,13 +125,15 @@ class Settings(Shared):
     `turboserve-baselines` installs `chunk` (whole chunks together), `fcfs` (one session at a time),
     `stream-deadline` (whole chunks, the video that must be whole first), `tiers` (one session at a time, by
     its tier and credit), `partial-deadlines` and `earliest-fluid-finish` (NeuStream's)."""
-    fidelity: Annotated[str, AfterValidator(FIDELITY_POLICIES.check)] = "best"
-    """Policy that chooses the configuration of each chunk: `best`, `in-time` (lowers the chunks that cost the
-    least quality until all sessions of the worker are in time), or an installed one. `turboserve-baselines`
-    installs `bmpr` and `fixed-level`."""
+    fidelity: Annotated[str, AfterValidator(FIDELITY_POLICIES.check)] = "in-time"
+    """Policy that chooses the configuration of each chunk: `best`, `in-time` (lowers the first chunk of a
+    session and of a new scene, and the chunks that cost the least quality until all sessions of the worker
+    are in time), or an installed one. `turboserve-baselines` installs `bmpr` and `fixed-level`. Under any but
+    `best`, equal seeds and prompts give equal videos only in pinned sessions. A worker of several models
+    lowers no quality."""
     fidelity_profile: Path | None = None
     """File of measured configurations, from `turboserve profile fidelity`. None: the file that ships with
-    a toyworld model. Without a file of the model and the type of device, every chunk is generated
+    a toyworld model, for a CPU. Without a file of the model and the type of device, every chunk is generated
     at the best configuration."""
     fidelity_floor: float | None = Field(default=None, ge=0, le=1)
     """Least quality of a chunk, relative to the best configuration's. None: the floor of the profile, the
@@ -242,7 +247,9 @@ class Settings(Shared):
             return self
         names = {SessionClass.of_name(name).model for name in self.models}
         for name in ONE_MODEL_ONLY if len(names) == 1 else (*ONE_MODEL_ONLY, *FILES_OF_A_MODEL):
-            if getattr(self, name) != type(self).model_fields[name].default:
+            # Several models lower no quality, whatever the default is.
+            allowed = BEST if name == "fidelity" else type(self).model_fields[name].default
+            if name in self.model_fields_set and getattr(self, name) != allowed:
                 raise ValueError(f"{name}: the setting is for a worker of one model, not of {self.model}")
         return self
 
@@ -251,11 +258,17 @@ class Settings(Shared):
         """The names of `model`: the classes that the worker serves."""
         return tuple(self.model.split(","))
 
+    @property
+    def sets_fidelity(self) -> bool:
+        """Whether `fidelity` was set, also to its default."""
+        return "fidelity" in self.model_fields_set
+
     def by_class(self) -> tuple[Settings, ...]:
-        """Return the settings of each class alone, with its part of the host memory. `memory_bytes` stays
-        that of all: their models are not alike."""
+        """Return the settings of each class alone, with its part of the host memory. Several classes lower no
+        quality. `memory_bytes` stays that of all: their models are not alike."""
         count = len(self.models)
         host_bytes = None if self.host_memory_bytes is None else self.host_memory_bytes // count
-        return tuple(
-            self.model_copy(update={"model": name, "host_memory_bytes": host_bytes}) for name in self.models
-        )
+        changed: dict[str, Any] = {"host_memory_bytes": host_bytes}
+        if count > 1:
+            changed["fidelity"] = BEST
+        return tuple(self.model_copy(update={"model": name, **changed}) for name in self.models)

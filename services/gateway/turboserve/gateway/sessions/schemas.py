@@ -119,7 +119,8 @@ class NewSession(PublicInput):
         None,
         ge=0,
         le=SEED_LIMIT,
-        description="Seed of the noise: the same model, prompt and seed give the same video. `null`: random.",
+        description="Seed of the noise: the same model, prompt and seed give the same video where no chunk "
+        "is lowered (see `quality`). `null`: random.",
         examples=[7],
     )
     metadata: dict[_Key, _Value] = Field(

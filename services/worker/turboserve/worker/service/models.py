@@ -33,7 +33,7 @@ from turboserve.worker.service.host_memory import (
     offloaded_host_bytes,
     state_host_bytes,
 )
-from turboserve.worker.settings import AUTO_SESSIONS, Settings, addresses_of
+from turboserve.worker.settings import AUTO_SESSIONS, BEST, Settings, addresses_of
 
 CPU_BYTES = 2 << 30
 _FREE_SHARE = 0.9
@@ -249,22 +249,25 @@ def fidelity_ladder(models: Models, settings: Settings, device: torch.device) ->
     """The configurations that the worker may choose. None: the best alone.
 
     Raises `InvalidProfileError` if the file is not a profile. A profile of another model, device or kind of
-    attention is ignored with a warning.
+    attention is ignored. The log says why nothing is lowered, unless both settings have their defaults.
     """
     path = settings.fidelity_profile
+    warns = settings.sets_fidelity or path is not None
     if path is None and settings.model_weights is None:
         path = SHIPPED_FIDELITY.get(settings.model)
-    if settings.fidelity == "best":
+    if settings.fidelity == BEST:
         return None
     if path is None:
-        log.warning("no fidelity profile: no quality is lowered", setting="TURBOSERVE_FIDELITY_PROFILE")
+        if warns:
+            log.warning("no fidelity profile: no quality is lowered", setting="TURBOSERVE_FIDELITY_PROFILE")
         return None
     config = models.transformer.config
     try:
         model, attention = fingerprint(config), settings.attention
         profile = FidelityProfile.read(path, config, model=model, device=device.type, attention=attention)
     except ForeignProfileError as error:
-        log.warning("fidelity profile ignored: no quality is lowered", error=str(error))
+        if warns:
+            log.warning("fidelity profile ignored: no quality is lowered", error=str(error))
         return None
     if models.fast_decoder is None or settings.roles != "denoise,decode":
         # Decode workers have one decoder.
