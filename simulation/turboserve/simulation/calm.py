@@ -195,6 +195,19 @@ def read_arrivals(path: Path) -> list[SessionArrival]:
         ]
 
 
+def calm_world(seed: int, scale: CalmScale, keep_lines: bool = False) -> World:
+    """Return a deployment without faults, whose messages take no time. None of its processes runs yet."""
+    world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S, immediate=True))
+    FaultInjector(world)
+    # One of the orders that a seed may draw. It takes no draws and keeps a process's memory in the caches.
+    world.loop.fixed_order = True
+    world.postgres.behavior.statement_s = STATEMENT_S
+    world.postgres.behavior.at_commit = True
+    world.checker.log.kept = CHECKED_CHUNKS
+    world.hot.behavior.immediate = True
+    return world
+
+
 def run_calm(
     seed: int,
     workers: int,
@@ -225,14 +238,7 @@ def run_calm(
         # Rescues decide by the tiers.
         tier_report_s=SHIPPED_TIER_REPORT_S if rescue_horizon_s else TIER_REPORT_S,
     )
-    world = World(seed, CALM, scale, keep_lines, Network(LATENCY_S, immediate=True))
-    FaultInjector(world)
-    # One of the orders that a seed may draw. It takes no draws and keeps a process's memory in the caches.
-    world.loop.fixed_order = True
-    world.postgres.behavior.statement_s = STATEMENT_S
-    world.postgres.behavior.at_commit = True
-    world.checker.log.kept = CHECKED_CHUNKS
-    world.hot.behavior.immediate = True
+    world = calm_world(seed, scale, keep_lines)
     if arrivals is None:
         chance = world.random
         coming = [SessionArrival(chance.uniform(0.0, ARRIVE_WITHIN_S), seconds) for _ in range(sessions)]

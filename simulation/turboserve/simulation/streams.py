@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from turboserve.contracts.chunks import ChunkHeader
 from turboserve.gateway.auth.access import DEFAULT_TENANT as TENANT
 from turboserve.gateway.settings import Settings as GatewaySettings
 from turboserve.scheduler.settings import SchedulerSettings
@@ -162,10 +163,10 @@ class StreamUsers(Clients):
         def received(index: int, end_s: float) -> None:
             header = log.chunks[index].header
             in_time = player.receive(loop.time(), end_s, header.drops_buffer)
-            chosen = header.fidelity
-            quality = 1.0 if chosen is None or chosen.quality is None else chosen.quality
             ready_s = loop.time() - arrived_s
-            record.received.append(ReceivedChunk(ready_s, end_s, quality, in_time, header.drops_buffer))
+            record.received.append(
+                ReceivedChunk(ready_s, end_s, quality_of(header), in_time, header.drops_buffer)
+            )
             if record.complete:
                 ended.set()
 
@@ -188,6 +189,12 @@ class StreamUsers(Clients):
         self.leave(viewer)
         await self.ask(lambda g: g.sessions.end(TENANT, session.id))
         self.forget(viewer)
+
+
+def quality_of(header: ChunkHeader) -> float:
+    """Return a chunk's quality relative to the best configuration's."""
+    chosen = header.fidelity
+    return 1.0 if chosen is None or chosen.quality is None else chosen.quality
 
 
 def run_streams(

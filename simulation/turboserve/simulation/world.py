@@ -102,6 +102,8 @@ class World(Servers):
             None
         )
         """Called when a donor begins to compute a forward with a home, which takes about so many seconds."""
+        self.core_of: Callable[[SchedulerSettings], Scheduler] = scheduler.core_of
+        """Builds each scheduler's core: as the product does, unless a caller has other policies."""
         self.on_scheduler: Callable[[Scheduler, SchedulerSettings], Scheduler] = lambda core, settings: core
         """Called with each scheduler's core. Returns the core to run."""
         self.on_autoscaler: Callable[[AutoscalerShell, AutoscalerSettings], None] = lambda shell, settings: (
@@ -182,7 +184,7 @@ class World(Servers):
 
     async def _scheduler(self, service: ServiceProcess, runtime: Runtime) -> None:
         def core(settings: SchedulerSettings) -> Scheduler:
-            core = observe.scheduler(scheduler.core_of(settings), service.process.name, self.checker)
+            core = observe.scheduler(self.core_of(settings), service.process.name, self.checker)
             return self.on_scheduler(core, settings)
 
         self._leads[service] = await scheduler.start(runtime, self.scale.scheduler(), core)

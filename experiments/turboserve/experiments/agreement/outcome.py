@@ -28,6 +28,8 @@ class SeenChunk:
     compute_s: float
     at_s: float
     """Since the beginning of the trace."""
+    quality: float = 1.0
+    """Relative to the best configuration's."""
 
 
 def figures(
@@ -36,8 +38,12 @@ def figures(
     players: Sequence[Player],
     begins_s: float,
     lasts_s: float,
+    again: bool = True,
 ) -> dict[str, Any]:
-    """Return the figures of a run, for JSON. `begins_s`: beginning of the trace on the cores' clock."""
+    """Return the figures of a run, for JSON. `begins_s`: beginning of the trace on the cores' clock.
+
+    `again`: whether new cores get the recorded events, and their decisions are compared.
+    """
     ends_s = begins_s + lasts_s
     pool, scheduler = handled(recordings, POOL), handled(recordings, SCHEDULER)
     latencies = [chunk.compute_s for chunk in chunks]
@@ -75,7 +81,7 @@ def figures(
         "start_s": round(statistics.median(starts), 3) if starts else None,
         "release_s": round(statistics.median(releases), 3) if releases else None,
         "workers_launched": len(times),
-        "decisions": decisions(recordings),
+        "decisions": decisions(recordings) if again else {},
     }
 
 

@@ -37,6 +37,7 @@ from turboserve.simulation.null_logging import quiet
 from turboserve.simulation.player import Player as SimulatedPlayer
 from turboserve.simulation.runtime.broker import Network
 from turboserve.simulation.runtime.device.profile import DeviceProfile
+from turboserve.simulation.streams import quality_of
 from turboserve.simulation.users import Clients
 from turboserve.simulation.world import World
 from turboserve.state_store.settings import Settings as StoreSettings
@@ -124,6 +125,8 @@ class TraceUsers(Clients):
         self.chunks: list[SeenChunk] = []
         self.players: list[Player] = []
         self.refused = 0
+        self.first_chunk_s: list[float] = []
+        """Time from the request for each session until its first chunk, or until it stops before that."""
         self._begins_s = begins_s
         self._random = Random(f"disturbances {world.seed}")
         for number, name in enumerate(trace.sessions, 1):
@@ -143,6 +146,7 @@ class TraceUsers(Clients):
     async def _plays(self, number: int, name: str, steps: Sequence[Step]) -> None:
         world, loop = self._world, self._world.loop
         await asyncio.sleep(self._begins_s + steps[0].at - loop.time())
+        asked_s: float | None = loop.time()
         record = await self.create(number, attempts=10)
         if record is None:
             self.refused += 1
@@ -153,15 +157,24 @@ class TraceUsers(Clients):
         viewer = self.watch(record.id)
         viewer.player = cast(SimulatedPlayer, shown)
 
+        def answered() -> None:
+            nonlocal asked_s
+            if asked_s is not None:
+                self.first_chunk_s.append(loop.time() - asked_s)
+                asked_s = None
+
         def received(index: int, end_s: float) -> None:
+            answered()
             header = log.chunks[index].header
             player.arrived(index, header.start_s, end_s, loop.time())
             at_s = loop.time() - self._begins_s
-            self.chunks.append(SeenChunk(name, index, header.worker, header.compute_s, at_s))
+            quality = quality_of(header)
+            self.chunks.append(SeenChunk(name, index, header.worker, header.compute_s, at_s, quality))
 
         viewer.on_chunk = received
         for step in steps[1:]:
             await asyncio.sleep(max(0.0, self._begins_s + step.at - loop.time()))
+            answered()
             if step.kind is SessionChange.IDLING:
                 await self.ask(lambda g: g.sessions.pause(TENANT, record.id))
                 player.pause(True, loop.time())
@@ -187,23 +200,35 @@ def simulate_trace(
     `later_s`: time by which the trace begins later, so that it meets other moments of periodic work.
     """
     begins_s = scale.device.load_s + SETTLE_S + later_s
-    world, recorder = World(seed, CALM, scale, False, Network(LATENCY_S)), Recorder()
+    world = World(seed, CALM, scale, False, Network(LATENCY_S))
     FaultInjector(world)
     world.postgres.behavior.statement_s = STATEMENT_S
     world.fabric.bytes_per_s = HOST_BYTES_PER_S
-    world.on_scheduler, world.on_autoscaler = recorder.scheduler, recorder.autoscaler
     with quiet(world):
         users = TraceUsers(world, trace, begins_s)
         if disturbances is not None:
             users.disturb(disturbances)
-        world.begin()
-        world.loop.advance(begins_s + trace.ends_s)
-        for player in users.players:
-            player.tick(world.loop.time())
-        found = figures(recorder.recordings, users.chunks, users.players, begins_s, trace.ends_s)
-        found |= {"refused": users.refused, "violations": dict(world.checker.violations)}
-        world.close()
+        found = run_trace(world, users, begins_s, trace.ends_s)
     return found, users.chunks
+
+
+def run_trace(
+    world: World, users: TraceUsers, begins_s: float, lasts_s: float, again: bool = True
+) -> dict[str, Any]:
+    """Run a deployment to the end of its users' trace, and close it. Returns the figures.
+
+    `again`: see `figures`.
+    """
+    recorder = Recorder()
+    world.on_scheduler, world.on_autoscaler = recorder.scheduler, recorder.autoscaler
+    world.begin()
+    world.loop.advance(begins_s + lasts_s)
+    for player in users.players:
+        player.tick(world.loop.time())
+    found = figures(recorder.recordings, users.chunks, users.players, begins_s, lasts_s, again)
+    found |= {"refused": users.refused, "violations": dict(world.checker.violations)}
+    world.close()
+    return found
 
 
 def simulate(declared: Declared, constants: Constants, repeat: int = 0) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from turboserve.experiments.autoscale.running import RunningSessions
 from turboserve.scheduler.placement.cluster import Cluster
 from turboserve.scheduler.placement.interface import Assigner, Rebalancer
 from turboserve.scheduler.placement.minmax import MinMax
+from turboserve.scheduler.placement.pool import PoolEntry
 from turboserve.scheduler.placement.rebalance import MinMaxRebalancer
 from turboserve.scheduler.placement.types import Demand, Migration, MigrationKind, SessionState, WorkerState
 from turboserve.static_frozen import with_fields
@@ -21,6 +22,12 @@ STATE_BYTES = 0
 """Bytes of a session's state. A migration costs the plant's `migration_s`, which is α of the links."""
 REST_S = 2.0
 """Time after a migration in which the session is not migrated again for balance."""
+
+
+def holder_with_room(cluster: Cluster, holder: str | None) -> PoolEntry | None:
+    """Return the worker that holds a session's state, if it takes the session back; else None."""
+    entry = cluster.entries.get(holder or "")
+    return None if entry is None or not entry.candidate or entry.held >= entry.slots else entry
 
 
 class Fleet:
@@ -139,8 +146,8 @@ class Fleet:
 
     def _returned(self, session: str, now: float) -> bool:
         """Assign a session to the worker that holds its state. Returns whether there is room."""
-        entry = self.cluster.entries.get(self.cluster.sessions[session].worker or "")
-        if entry is None or not entry.candidate or entry.held >= entry.slots:
+        entry = holder_with_room(self.cluster, self.cluster.sessions[session].worker)
+        if entry is None:
             return False
         self._put(session, entry.id, now)
         return True

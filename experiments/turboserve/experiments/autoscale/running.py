@@ -20,6 +20,8 @@ class RunningSessions:
         self._counts: dict[str, int] = {}
         self._workers = [0] * len(latency_s)
         """Number of workers by number of sessions."""
+        self.seconds = [0.0] * len(latency_s)
+        """Session-seconds by sessions of the worker."""
 
     def start(self, session: str, worker: str) -> None:
         self._worker[session] = worker
@@ -40,6 +42,7 @@ class RunningSessions:
             if sessions and workers:
                 latency_s = self._latency_s[sessions]
                 session_s = elapsed_s * sessions * workers
+                self.seconds[sessions] += session_s
                 outcome.session_s += session_s
                 outcome.latency_sum += session_s * latency_s
                 outcome.lowered_s += elapsed_s * workers * self._lowered[sessions]

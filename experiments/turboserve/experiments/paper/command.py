@@ -16,6 +16,7 @@ from rich.table import Table
 from turboserve.bench.report import BenchError
 from turboserve.experiments.paper import (
     batching,
+    calm,
     figure4,
     figure7,
     figure8,
@@ -50,6 +51,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     slackserve.NAME: slackserve,
     timeline.NAME: timeline,
     headroom.NAME: headroom,
+    calm.NAME: calm,
 }
 DEFINITIONS = {
     "engine": "The product's controller, placement and rebalancer on a virtual clock (`bench autoscale`): "

@@ -11,7 +11,7 @@ from turboserve.experiments.autoscale.production import production
 from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.grids import PoolSetting, describe_grid, elastic_settings
-from turboserve.experiments.paper.metrics import curve, mean_interval, ratio, reduction_percent
+from turboserve.experiments.paper.metrics import Setting, curve, mean_interval, ratio, reduction_percent
 from turboserve.experiments.paper.profiles import SIGNAL_AGES_S, SIGNALS, cluster, describe
 from turboserve.experiments.paper.systems import STUDY, sweep
 
@@ -119,13 +119,22 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
     }
 
 
+def quoted(draw: Mapping[str, Any], name: str, latency: str) -> Setting | None:
+    """Return the run of a system that the figure quotes: the cheapest that is no slower than the base.
+
+    A fixed pool has one setting. None: no setting of an elastic system is as fast.
+    """
+    tried = curve(draw[name], latency)
+    if not STUDY[name].elastic:
+        return tried.settings[0]
+    return tried.at_latency(curve(draw["base"], latency).settings[0].worst_ms)
+
+
 def _summary(name: str, draws: list[Any], latency: str) -> dict[str, Any]:
     costs, latencies = [], []
     for draw in draws:
-        base = curve(draw["base"], latency).settings[0]
-        tried = curve(draw[name], latency)
-        best = tried.at_latency(base.worst_ms) if STUDY[name].elastic else tried.settings[0]
-        if best is not None:
+        base, best = quoted(draw, "base", latency), quoted(draw, name, latency)
+        if base is not None and best is not None:
             costs.append(reduction_percent(best.cost_worker_s, base.cost_worker_s))
             latencies.append(reduction_percent(best.worst_ms, base.worst_ms))
     return {

@@ -71,17 +71,21 @@ class System:
     elastic: bool = False
     """Whether the product's controller sizes the pool."""
 
-    def simulation(
-        self, trace: WorkloadTrace, plant: Plant, sizer: Sizer, resume: Resume = Resume.BY_POLICY
-    ) -> Simulation:
+    def rebalancer(self) -> Rebalancer:
+        """Return a new rebalancer."""
         shipped = REBALANCERS.make("min-max")
         policies: dict[str, Rebalancer] = {
             "never": DrainsSuspended(),
             "periodic": Periodic(shipped),
             "events": shipped,
         }
-        rebalancer = policies[self.migrates]
-        return Simulation(trace, plant, sizer, rebalancer, PLACEMENTS.make(self.placement), resume)
+        return policies[self.migrates]
+
+    def simulation(
+        self, trace: WorkloadTrace, plant: Plant, sizer: Sizer, resume: Resume = Resume.BY_POLICY
+    ) -> Simulation:
+        placement = PLACEMENTS.make(self.placement)
+        return Simulation(trace, plant, sizer, self.rebalancer(), placement, resume)
 
 
 SYSTEMS = {
