@@ -102,6 +102,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drawn = {cell: timeline.run(*cell.arguments) for cell in timeline.cells(QUICK)}
     reports = {"batching": batching.report(QUICK, small), "timeline": timeline.report(QUICK, drawn)}
     reports["batching"]["cells"] = {"one": [1, 2, 3]}
+    reports["table2"] = {"error": "ZeroDivisionError: no draws", "traceback": "…", "cells": {}}
     value = {"source": "0123", "quick": True, "seeds": [0], "experiments": reports}
     (folder / "a.json").write_text(json.dumps(value))
     row = {"cost_of_oracle": 1.1, "late_activations": 3, "activations": 9,
@@ -123,7 +124,10 @@ def test_the_page_is_whole_and_needs_no_network(results: Path) -> None:
     assert all(address.startswith("#") for address in tags.addresses)
     assert "url(" not in text
     assert "&lt;T9&gt;" in text
-    assert found["left_out"] == ["other.json"]
+    failed = "a.json: table2, ZeroDivisionError: no draws"
+    assert found["left_out"] == [failed, "other.json"]
+    assert "table2" not in found["experiments"]
+    assert f"left out: {failed}" in table(found)
     assert found["experiments"]["unseen"]["verdicts"] == ["better"]
     assert found["bytes"] == len(text.encode()) < 300_000
     assert "better" in table(found)

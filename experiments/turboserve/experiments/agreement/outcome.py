@@ -30,6 +30,8 @@ class SeenChunk:
     """Since the beginning of the trace."""
     quality: float = 1.0
     """Relative to the best configuration's."""
+    waited_s: float = 0.0
+    """From when the session was allowed to generate it until its first forward."""
 
 
 def figures(

@@ -168,8 +168,11 @@ class TraceUsers(Clients):
             header = log.chunks[index].header
             player.arrived(index, header.start_s, end_s, loop.time())
             at_s = loop.time() - self._begins_s
-            quality = quality_of(header)
-            self.chunks.append(SeenChunk(name, index, header.worker, header.compute_s, at_s, quality))
+            stages, quality = header.stages, quality_of(header)
+            waited_s = 0.0 if stages is None else stages.due_s - stages.started_s
+            self.chunks.append(
+                SeenChunk(name, index, header.worker, header.compute_s, at_s, quality, waited_s)
+            )
 
         viewer.on_chunk = received
         for step in steps[1:]:

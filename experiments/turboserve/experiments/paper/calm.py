@@ -180,8 +180,9 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "calm": "The services' own code in virtual time: chunks, viewers, transactions, reports. A chunk "
             f"plays for {calm_level.CHUNK_S:g} s, and a session generates at most 3 s ahead of its viewer, "
             "as shipped. So sessions of one worker seldom all compute at once.",
-            "latency": "From a chunk's first forward to its packaging. `with_waits_ms`: the worst, or the "
-            "longest wait for a new session's first chunk.",
+            "latency": "Level of counts: L(n), the time between two chunks of a session. Calm: from when a "
+            "session may generate a chunk until its packaging. `with_waits_ms`: the worst, or the longest "
+            "wait for a new session's first chunk.",
             "late": "Level of counts: first chunks of activations, and next chunks after migrations, above "
             "the target. Calm: new sessions' first chunks above the target, and chunks that stop a viewer.",
             "resume": f"{RESUME}: a resumed session returns to its worker if there is room.",

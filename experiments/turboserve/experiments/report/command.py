@@ -27,7 +27,8 @@ def run(
 ) -> dict[str, Any]:
     """Write one page without scripts or network from the JSON files of a folder.
 
-    Files that have no such results are named in `left_out`. Of two files with the same experiment, the one
+    Files that have no such results are named in `left_out`, and so are experiments whose report failed. Of
+    two files with the same experiment, the one
     whose name comes last counts.
     """
     if not folder.is_dir():
@@ -41,6 +42,11 @@ def run(
             raise BenchError(f"DIR: {file.name} cannot be read: {error}") from None
         if isinstance(value, dict) and (value.get("experiments") or value.get("unseen")):
             sources.append(Source(file.name, value))
+            left_out += [
+                f"{file.name}: {name}, {report['error']}"
+                for name, report in value.get("experiments", {}).items()
+                if "error" in report
+            ]
         else:
             left_out.append(file.name)
     by_name: dict[str, Section] = {}
@@ -86,6 +92,7 @@ def _keep(sources: Sequence[Source], data: Path) -> None:
 def table(result: Mapping[str, Any]) -> str:
     """Name the page, and say each result in a sentence."""
     lines = [f"{result['page']}: {result['bytes']:,} bytes"]
+    lines += [f"left out: {name}" for name in result["left_out"]]
     for name, found in result["experiments"].items():
         lines += [f"{name}: {verdict}: {text}" for text, verdict in zip(found["sentences"], found["verdicts"],
                                                                         strict=True)]  # fmt: skip

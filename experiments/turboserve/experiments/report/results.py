@@ -213,6 +213,27 @@ def headroom(report: Mapping[str, Any]) -> list[Result]:
     ]  # fmt: skip
 
 
+def calm(report: Mapping[str, Any]) -> list[Result]:
+    """Return the figures in calm mode beside those of the replay at the level of counts.
+
+    Times of chunks have no verdict: viewers pace them in calm mode only.
+    """
+    found = []
+    for figure, systems in report["ours"].items():
+        for name, row in systems.items():
+            served, count = row.get("calm", {}), row.get("count", {})
+            for what, label, unit in (("cost_worker_s", "cost", " worker-s"), ("late", "late chunks", "")):
+                reference = count[what]["mean"] if count else None
+                found += _mean(f"{label} in calm mode, {name}, {figure}", unit, served.get(what), reference,
+                               True, "the count-level replay")  # fmt: skip
+            replayed = f" (replay: {count['mean_ms']['mean']:.0f} ms)" if count else ""
+            found += _mean(f"mean chunk in calm mode, {name}, {figure}{replayed}", " ms",
+                           served.get("mean_ms"), None, True)  # fmt: skip
+            if served and not count:
+                found += _mean(f"quality, {name}, {figure}", "", served["quality"], None, False)
+    return found
+
+
 def unseen(rows: Mapping[str, Any]) -> list[Result]:
     """Return the default controller's results of `turboserve bench autoscale --only unseen`."""
     found = []
@@ -232,7 +253,7 @@ RESULTS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Result]]] = {
     "table2": table2, "table3": table3, "table4": table4, "table5_6": table5_6, "table7_10": table7_10,
     "figure4": figure4, "figure7": figure7, "figure8": figure8, "figure9": figure9,
     "sensitivity": sensitivity, "batching": batching, "slackserve": slackserve, "timeline": timeline,
-    "headroom": headroom,
+    "headroom": headroom, "calm": calm,
 }  # fmt: skip
 TITLES: Mapping[str, str] = {
     "figure4": "Figure 4: migration and autoscaling, alone and together",
@@ -249,5 +270,6 @@ TITLES: Mapping[str, str] = {
     "slackserve": "SlackServe's workloads",
     "timeline": "Timelines of M",
     "headroom": "The default headroom on many draws of unseen traces",
+    "calm": "Figures 4, 7 and 8 in calm mode: the services' own code",
     "unseen": "The default autoscaler on unseen traces",
 }
