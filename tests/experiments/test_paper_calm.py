@@ -53,6 +53,16 @@ class TestLevels:
         lone_ms = 1000 * small()[1].latency_s[1]
         assert found["calm"]["p50_ms"] == pytest.approx(lone_ms, abs=0.01)
 
+    def test_chunks_wait_for_their_turn(self) -> None:
+        steps = [Step(0.0, session, SessionChange.ARRIVAL) for session in "abcdef"]
+        found = calm.Quoted(calm.FIGURE4, checked("at once", steps, 6.0), small()[1])
+        levels = calm.both_levels(found, STUDY["base"], PoolSetting(SESSIONS, 1), 0, slack=False)
+        count, served = levels["count"], levels["calm"]
+        assert count["p50_ms"] == count["p95_ms"] == count["served_ms"]
+        # All begin at once, so that their first chunks are back to back. Then viewers pace them.
+        assert served["p95_ms"] == pytest.approx(count["p95_ms"], rel=0.05)
+        assert served["p50_ms"] < count["p50_ms"]
+
     def test_an_elastic_pool_has_the_capacity_and_the_table_of_its_setting(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -28,8 +28,7 @@ def run(
     """Write one page without scripts or network from the JSON files of a folder.
 
     Files that have no such results are named in `left_out`, and so are experiments whose report failed. Of
-    two files with the same experiment, the one
-    whose name comes last counts.
+    two files with the same experiment, the one whose name comes last counts.
     """
     if not folder.is_dir():
         raise BenchError(f"DIR: {folder} is not a folder")
