@@ -22,7 +22,6 @@ from turboserve.experiments.autoscale.shapes import constant, from_counts
 from turboserve.experiments.autoscale.sizers import flat_table
 from turboserve.experiments.autoscale.trace import Step, checked
 from turboserve.experiments.paper import command, figure9, table2, table3, table5_6, table7_10
-from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.paper.command import EXPERIMENTS, run, table
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import (
@@ -36,6 +35,7 @@ from turboserve.experiments.paper.metrics import (
     run_metrics,
 )
 from turboserve.experiments.paper.profiles import MODELS, SESSIONS, USUAL, cluster
+from turboserve.experiments.result_folder import PaperCell, ResultFolder
 
 QUICK = Scale(quick=True, draws=1)
 KEYS = {"paper", "ours", "interval", "ratio", "wanted", "met", "declared"}

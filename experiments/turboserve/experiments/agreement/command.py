@@ -28,8 +28,8 @@ from turboserve.experiments.agreement.declared import (
 )
 from turboserve.experiments.agreement.fit import fitted
 from turboserve.experiments.agreement.prediction import REPEATS
-from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.progress import progress_bar
+from turboserve.experiments.result_folder import PaperCell, ResultFolder
 from turboserve.experiments.slack.cell_store import source_digest
 from turboserve.plugins import NotInstalledError
 from turboserve.scheduler.placement import PLACEMENTS

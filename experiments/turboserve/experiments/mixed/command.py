@@ -19,8 +19,8 @@ from turboserve.experiments.mixed.figures import compared, gains, median_interva
 from turboserve.experiments.mixed.snapshot import POLICIES, fluid_of, load_at_99
 from turboserve.experiments.mixed.solver import solver_times
 from turboserve.experiments.mixed.switching import MODES, TRACES, switching_run
-from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.progress import progress_bar
+from turboserve.experiments.result_folder import PaperCell, ResultFolder
 from turboserve.experiments.slack.cell_store import source_digest
 
 SEEDS, QUICK_SEEDS = 5, 2

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from turboserve.experiments.batching.simulation import BatchingScenario, capacity, simulate
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import mean_interval, ratio
+from turboserve.experiments.result_folder import PaperCell
 from turboserve.worker.engine.gather import GATHER_POLICIES, LatencyProfile
 
 NAME = "batching"

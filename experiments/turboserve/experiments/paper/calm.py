@@ -16,12 +16,12 @@ from turboserve.experiments.autoscale.plant import Plant
 from turboserve.experiments.autoscale.production import production
 from turboserve.experiments.autoscale.trace import WorkloadTrace
 from turboserve.experiments.paper import calm_level, figure4, sweeps
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import QUICK_DRAWS, Scale
 from turboserve.experiments.paper.grids import PoolSetting, elastic_settings, fixed_settings
 from turboserve.experiments.paper.metrics import above_percent, as_json, curve, mean_interval, measure
 from turboserve.experiments.paper.profiles import CLUSTER_OF, USUAL, cluster, describe
 from turboserve.experiments.paper.systems import STUDY, SYSTEMS, System, sweep
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "calm"
 FIGURE4, FIGURES7_8 = "figure 4", "figures 7 and 8"

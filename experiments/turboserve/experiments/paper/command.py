@@ -31,9 +31,9 @@ from turboserve.experiments.paper import (
     table7_10,
     timeline,
 )
-from turboserve.experiments.paper.cells import PaperCell, ResultFolder
 from turboserve.experiments.paper.experiment import DRAWS, QUICK_DRAWS, Experiment, Scale
 from turboserve.experiments.progress import progress_bar
+from turboserve.experiments.result_folder import PaperCell, ResultFolder
 from turboserve.experiments.slack.cell_store import source_digest
 
 EXPERIMENTS: Mapping[str, Experiment] = {

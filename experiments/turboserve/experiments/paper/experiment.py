@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.profiles import QUICK_START_UPS, START_UPS
+from turboserve.experiments.result_folder import PaperCell
 
 DRAWS, QUICK_DRAWS = 10, 2
 

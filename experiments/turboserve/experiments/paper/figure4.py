@@ -8,12 +8,12 @@ from typing import Any
 
 from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.production import production
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.grids import PoolSetting, describe_grid, elastic_settings
 from turboserve.experiments.paper.metrics import Setting, curve, mean_interval, ratio, reduction_percent
 from turboserve.experiments.paper.profiles import SIGNAL_AGES_S, SIGNALS, cluster, describe
 from turboserve.experiments.paper.systems import STUDY, sweep
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "figure4"
 GPUS = 8

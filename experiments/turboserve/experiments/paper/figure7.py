@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turboserve.experiments.paper import sweeps
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import Setting, curve, mean_interval, ratio, reduction_percent
 from turboserve.experiments.paper.profiles import OLD_SIGNALS_S
 from turboserve.experiments.paper.systems import BOUND
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "figure7"
 BASELINES = ("base", "LAG", "MAG")

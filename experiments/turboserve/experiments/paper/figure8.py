@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from turboserve.experiments.paper import sweeps
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import above_percent, curve, mean_interval, ratio
 from turboserve.experiments.paper.profiles import CLUSTER_OF, OLD_SIGNALS_S, SESSIONS, cluster
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "figure8"
 OURS = "turboserve"

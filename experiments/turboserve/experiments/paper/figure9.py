@@ -8,10 +8,10 @@ from typing import Any
 from turboserve.bench.placement import LOAD, NOISE, TO_THE_LAST, measure
 from turboserve.bench.report import percentile
 from turboserve.experiments.paper import states
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import mean_interval, ratio
 from turboserve.experiments.placement.gap import gap_percent, gaps_percent
+from turboserve.experiments.result_folder import PaperCell
 from turboserve.scheduler.placement import Links, MinMax, MinMaxRebalancer
 from turboserve.scheduler.placement.types import Weights
 

@@ -21,9 +21,9 @@ from turboserve.experiments.autoscale.production import azure, production
 from turboserve.experiments.autoscale.sizers import Controlled, Sizer, Utilization, flat_table
 from turboserve.experiments.autoscale.trace import WorkloadTrace, changes
 from turboserve.experiments.autoscale.unseen import CONSTANTS, LASTS_S, SLOT_S, UTILIZATIONS
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import mean_interval
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "headroom"
 MOST = 256

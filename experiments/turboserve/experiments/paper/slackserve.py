@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import mean_interval, ratio
+from turboserve.experiments.result_folder import PaperCell
 from turboserve.experiments.slack.cells import Cell, simulate
 from turboserve.experiments.slack.command import FIRST_SEED
 from turboserve.experiments.slack.policies import ABLATIONS, MAIN, POLICIES, SAME_RUNS

@@ -8,7 +8,6 @@ from typing import Any
 
 from turboserve.experiments.autoscale.plant import Resume
 from turboserve.experiments.autoscale.production import production
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.grids import describe_grid, elastic_settings, fixed_settings
 from turboserve.experiments.paper.profiles import (
@@ -19,6 +18,7 @@ from turboserve.experiments.paper.profiles import (
     describe,
 )
 from turboserve.experiments.paper.systems import BOUND, SAME_RUNS, SYSTEMS, perfect_elasticity, sweep
+from turboserve.experiments.result_folder import PaperCell
 
 TRACES = ("T1", "T2", "T3", "T4", "T5", "T6")
 SIZES = ("1.3B", "7B")

@@ -15,10 +15,10 @@ from turboserve.experiments.autoscale.production import production
 from turboserve.experiments.autoscale.profiling import Grid
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, Planned, flat_table
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import above_percent, as_json, mean_interval, measure, ratio
 from turboserve.experiments.paper.profiles import cluster, describe
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "table2"
 TRACES = ("T4", "T5", "T6")

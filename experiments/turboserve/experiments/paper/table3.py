@@ -12,10 +12,10 @@ from turboserve.experiments.autoscale.plant import Plant, policy_for
 from turboserve.experiments.autoscale.production import production
 from turboserve.experiments.autoscale.simulation import Simulation
 from turboserve.experiments.autoscale.sizers import Controlled, flat_table
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import as_json, mean_interval, measure
 from turboserve.experiments.paper.profiles import appendix, cluster, describe
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "table3"
 WINDOW_S, WINDOWS = 120.0, 6

@@ -11,10 +11,10 @@ from turboserve.experiments.autoscale.cases import PAPER_WEIGHT, profile_level
 from turboserve.experiments.autoscale.keeping import as_a_whole
 from turboserve.experiments.autoscale.plant import policy_for
 from turboserve.experiments.autoscale.profiling import RHO_GRID, Grid, build_table, whole
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import mean_interval, ratio
 from turboserve.experiments.paper.profiles import appendix, describe
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "table5_6"
 SEGMENTS = 3

@@ -16,10 +16,10 @@ from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import policy_for
 from turboserve.experiments.autoscale.profiling import RHO_GRID
 from turboserve.experiments.autoscale.sizers import flat_table
-from turboserve.experiments.paper.cells import PaperCell
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import above_percent, as_json, mean_interval, measure, ratio
 from turboserve.experiments.paper.profiles import appendix, describe
+from turboserve.experiments.result_folder import PaperCell
 
 NAME = "table7_10"
 PUBLISHED = "the published windows"
