@@ -398,13 +398,14 @@ class RandomRows:
                 known_after=known,
                 locks_tenant=locks_tenant,
             )
-            outlook = await db.admission.outlook(
-                model, since=known, renewed_after=renewed, behavior_since=behavior_since
-            )
+            outlook = await db.admission.outlook(model, since=known, renewed_after=renewed)
+            times = None
+            if behavior_since is not None:
+                times = await db.admission.session_times(model, since=behavior_since)
             used = await db.admission.slots_used(worker, besides=session)
             by_class = await db.admission.slots_by_class(worker, besides=session)
             assert sum(by_class.values()) == used
-            return census, outlook, dict(by_class)
+            return census, outlook, times, dict(by_class)
 
         return run
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turboserve.clock import Clock
 from turboserve.state_store.core.behavior import STARTS_S, LifeTable, priors_of, shrunk
 from turboserve.state_store.core.behavior_classes import (
     HYSTERESIS,
@@ -23,10 +22,15 @@ from turboserve.state_store.core.behavior_classes import (
     reclassified,
 )
 from turboserve.state_store.core.behavior_learner import LEAST_COMPARED, BehaviorLearner, ForecastErrors
-from turboserve.state_store.core.departures import STEP_S, ExpectedDepartures, SteadyDepartures, expected
-from turboserve.state_store.core.forecast import Outlook, retry_after_s, slot_in
+from turboserve.state_store.core.departures import (
+    STEP_S,
+    ExpectedDepartures,
+    SteadyDepartures,
+    expected,
+    steady_departures,
+)
+from turboserve.state_store.core.forecast import WINDOW_S as COUNTED_S
 from turboserve.state_store.core.session_spans import ENDED_LIMIT, SessionSpan, SessionTimes, spans_of
-from turboserve.state_store.service.behavior import RENEWED_AFTER_S, LearnedBehavior
 
 AMOUNTS = st.floats(0, 1e4)
 POINTS = st.lists(st.tuples(*[st.integers(-40, 40).map(lambda tenth: tenth / 10)] * 3), max_size=40)
@@ -44,7 +48,6 @@ SPANS = st.lists(
     ),
     max_size=30,
 )
-OUTLOOK = Outlook(left=30, ready_slots=10, starting=(95.0,), coming=0, slots=5, start_up_s=10.0)
 
 
 @given(AMOUNTS, AMOUNTS, st.floats(0, 10), st.floats(1, 1e4))
@@ -170,9 +173,7 @@ def test_expected_departures_are_those_of_the_sessions_that_hold_slots(tenant: s
     assert departures is not None
     # Half of them, before others have taken their places for long.
     truth_s = stay_s * math.log(2)
-    found_s = departures.time_of(25)
-    assert found_s is not None
-    assert truth_s / 2 < found_s < truth_s * 1.5
+    assert departures.by(truth_s / 2) < 25 < departures.by(truth_s * 1.5)
 
 
 @given(POINTS.filter(bool), st.data())
@@ -201,27 +202,9 @@ def test_live_sessions_keep_their_classes_by_the_model_before() -> None:
     assert len(held) < len(model.live) / 2
 
 
-@given(st.lists(st.floats(0, 5), min_size=30, max_size=30), st.floats(0, 100), st.floats(0.01, 200))
-def test_the_time_of_a_departure_is_when_so_many_are_expected(
-    rises: list[float], elapsed_s: float, count: float
-) -> None:
-    curve = [0.0]
-    for rise in rises:
-        curve.append(curve[-1] + rise)
-    departures = ExpectedDepartures(tuple(curve), elapsed_s)
-    at_s = departures.time_of(count)
-    if at_s is None:
-        assert departures.by(1e6) < count
-    elif at_s < 1e7:
-        assert departures.by(at_s) == pytest.approx(count, rel=1e-6, abs=1e-6)
-        assert departures.by(at_s / 2) <= count * (1 + 1e-9)
-
-
 @settings(max_examples=20)
-@given(st.integers(0, LEAST_DEPARTURES - 1), st.integers(1, 60), st.integers(0, 100))
-def test_with_little_data_or_one_class_nothing_is_expected_of_behavior(
-    few: int, excess: int, seed: int
-) -> None:
+@given(st.integers(0, LEAST_DEPARTURES - 1), st.integers(0, 100))
+def test_with_little_data_or_one_class_nothing_is_expected_of_behavior(few: int, seed: int) -> None:
     spans = population(seed, count=150)
     left = [span for span in spans if span.left_ago_s is not None]
     there = [span for span in spans if span.left_ago_s is None]
@@ -229,10 +212,16 @@ def test_with_little_data_or_one_class_nothing_is_expected_of_behavior(
         model = learn(some)
         assert len(model.classes) == 1
         assert expected(model, some) is None
-    # What is read for it changes no decision.
-    outlook = replace(OUTLOOK, sessions=rows_at(10_000.0, 10_000.0))
-    assert retry_after_s(excess, outlook, 100.0, 5.0) == retry_after_s(excess, OUTLOOK, 100.0, 5.0)
-    assert slot_in(excess, outlook, 100.0) == slot_in(excess, OUTLOOK, 100.0)
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1e4)), max_size=20), st.floats(0, 1e4))
+def test_steady_departures_are_those_of_the_last_minutes(left_at: Sequence[float | None], now: float) -> None:
+    rows = [
+        SessionTimes(f"s{number}", "a", 0.0, left, 0, 0, left is None, left is not None)
+        for number, left in enumerate(left_at)
+    ]
+    count = sum(left is not None and left > now - COUNTED_S for left in left_at)
+    assert steady_departures(rows, now).by(COUNTED_S) == pytest.approx(count)
 
 
 @given(
@@ -269,18 +258,6 @@ def test_the_window_begins_when_the_first_of_the_sessions_that_are_read_ended() 
     assert priors_of(list(spans.values())).everyone.departure_rate > 0
 
 
-class HandClock(Clock):
-    """A clock that a test moves."""
-
-    now = 10_000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 def rows_at(now: float, began: float) -> tuple[SessionTimes, ...]:
     """What the rows of `population` say at `now`. Its hour ended at `began`."""
     return tuple(
@@ -294,18 +271,17 @@ def rows_at(now: float, began: float) -> tuple[SessionTimes, ...]:
     )  # fmt: skip
 
 
-def test_the_better_forecast_counts_once_it_was_better_often_enough() -> None:
-    for by_behavior, wins in ((4.0, True), (5.0, False), (16.0, False)):
-        errors = ForecastErrors()
-        for minute in range(LEAST_COMPARED):
-            errors.add(60.0 * minute, 5.0, by_behavior)
-            assert not errors.favor_behavior
-        # Three sessions leave in each minute.
-        left_at = [20.0 * third + 1 for third in range(3 * LEAST_COMPARED)]
-        errors.compare(left_at, 0.0, 60.0 * LEAST_COMPARED - 1)
-        assert not errors.favor_behavior
-        errors.compare(left_at, 0.0, 60.0 * LEAST_COMPARED)
-        assert errors.favor_behavior is wins
+def test_forecasts_are_compared_once_their_time_is_over() -> None:
+    errors = ForecastErrors()
+    for minute in range(LEAST_COMPARED):
+        errors.add(60.0 * minute, 5.0, 4.0)
+        assert errors.part is None
+    # Three sessions leave in each minute.
+    left_at = [20.0 * third + 1 for third in range(3 * LEAST_COMPARED)]
+    errors.compare(left_at, 0.0, 60.0 * LEAST_COMPARED - 1)
+    assert errors.part is None
+    errors.compare(left_at, 0.0, 60.0 * LEAST_COMPARED)
+    assert errors.part == pytest.approx(1 / 2)
 
 
 @given(st.lists(st.floats(0, 5), min_size=30, max_size=30), st.floats(0, 5), st.integers(0, 30))
@@ -321,8 +297,9 @@ def test_forecasts_of_which_not_all_departures_are_known_are_not_compared() -> N
     errors = ForecastErrors()
     for minute in range(LEAST_COMPARED):
         errors.add(60.0 * minute, 5.0, 0.0)
+    # The first one is left out, so one too few is left.
     errors.compare([], 1.0, 1e4)
-    assert not errors.favor_behavior
+    assert errors.part is None
 
 
 def renewed(learner: BehaviorLearner, times: int, began: float) -> None:
@@ -341,41 +318,6 @@ def test_a_restarted_store_learns_the_same_from_rows() -> None:
     assert restarted.model is not None
     assert restarted.model.priors == first.model.priors
     assert restarted.model.classes == first.model.classes
-    assert first.departures(0.0) is not None
-    # Until some of its own forecasts were better, it decides as without behavior.
-    assert restarted.departures(0.0) is None
-
-
-def test_rows_are_read_once_in_a_while() -> None:
-    clock, outlook = HandClock(), replace(OUTLOOK, left=10**6)
-    behavior = LearnedBehavior(clock)
-    began = clock.now
-    for _ in range(LEAST_COMPARED + 2):
-        clock.now += 60.0
-        since = behavior.since("m")
-        assert since is not None
-        # A request that comes meanwhile does not read them, too.
-        assert behavior.since("m") is None
-        behavior.learn("m", since, replace(outlook, sessions=rows_at(clock.now, began)))
-    assert sum(behavior.shown(0).values()) == sum(row.left_at is None for row in rows_at(clock.now, began))
-    assert {model for model, _ in behavior.shown(2)} == {"m"}
-    assert 0 <= behavior.errors()["m"] < 1
-    clock.now += RENEWED_AFTER_S - 1
-    assert behavior.since("m") is None
-    assert behavior.since("another") is not None
-    clock.now += 1
-    since = behavior.since("m")
-    assert since is not None
-    # Too many sessions live: nothing is learned, and nothing is shown any more.
-    behavior.learn("m", since, OUTLOOK)
-    assert not behavior.shown(1)
-
-
-def test_expected_departures_count_from_now_on() -> None:
-    learner = BehaviorLearner()
-    renewed(learner, LEAST_COMPARED + 2, 10_000.0)
-    before, later = learner.departures(0.0), learner.departures(14.0)
-    assert before is not None
-    assert later is not None
-    assert later.by(0.0) == 0.0
-    assert later.by(STEP_S) == pytest.approx(before.by(14.0 + STEP_S) - before.by(14.0))
+    assert first.errors.part is not None
+    # It has made no forecasts of its own that could be compared.
+    assert restarted.errors.part is None

@@ -116,8 +116,9 @@ class CalmScale(Scale):
             tenant_creations_per_minute=0,
             progress_interval_s=self.progress_s,
             cost_sample_s=self.cost_sample_s,
-            # Nothing decides by it, and it would fill the memory.
+            # Nothing decides by these, and the first one would fill the memory.
             chunk_history_s=0.0,
+            behavior_s=0.0,
             **self.kept,
         )
 

@@ -170,8 +170,9 @@ class Scale:
             StoreSettings,
             idle_guard_s=1.0,
             admission_slot_s=self.admission_slot_s,
-            # Nothing decides by it.
+            # Nothing decides by these.
             chunk_history_s=0.0,
+            behavior_s=0.0,
             **self.tenant_limits,
         )
 

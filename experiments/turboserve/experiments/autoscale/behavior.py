@@ -15,15 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turboserve.autoscaler.control.workload import Forecast
+from turboserve.experiments.autoscale.departure_times import DepartureTimes, SteadyTimes, expected_times
 from turboserve.experiments.autoscale.production import STAY_S, requests
 from turboserve.state_store.core.behavior_classes import BehaviorModel
 from turboserve.state_store.core.behavior_learner import BehaviorLearner
-from turboserve.state_store.core.departures import (
-    STEP_S,
-    DepartureForecast,
-    SteadyDepartures,
-    newcomer_leaves,
-)
+from turboserve.state_store.core.departures import STEP_S, SteadyDepartures, newcomer_leaves
 from turboserve.state_store.core.forecast import WINDOW_S as COUNTED_S
 from turboserve.state_store.core.session_spans import WINDOW_S, SessionTimes
 
@@ -173,10 +169,8 @@ class Knowledge:
         self.classes: list[int] = []
         self.learner = BehaviorLearner()
 
-    def departures(
-        self, taken: Sequence[TracedSession], now: float
-    ) -> tuple[SteadyDepartures, DepartureForecast]:
-        """Return the departures that are expected without and with behavior."""
+    def departures(self, taken: Sequence[TracedSession], now: float) -> tuple[DepartureTimes, DepartureTimes]:
+        """Return the times of departures that are expected without and with behavior."""
         left = sum(now - COUNTED_S < one.ends_s <= now for one in taken)
         steady = SteadyDepartures(left / COUNTED_S)
         if now - self.at >= RENEWED_S:
@@ -184,7 +178,8 @@ class Knowledge:
             self.learner.renew((one.times(now) for one in taken if one.ends_s > since), since, steady, now)
             self.at = now
             self.classes.append(len(self.model.classes))
-        return steady, self.learner.departures(now - self.at) or steady
+        times = SteadyTimes(steady)
+        return times, expected_times(self.learner, now - self.at) or times
 
     @property
     def model(self) -> BehaviorModel:
@@ -199,7 +194,7 @@ def refusals(visits: Sequence[TracedSession], lasts_s: float) -> dict[str, Any]:
     asked: list[float] = []
     ends: list[float] = []
     known = Knowledge()
-    forecasts: list[tuple[float, DepartureForecast, DepartureForecast]] = []
+    forecasts: list[tuple[float, DepartureTimes, DepartureTimes]] = []
     for visit in visits:
         now = visit.begins_s
         if now >= lasts_s:

@@ -42,6 +42,7 @@ from turboserve.state_store.publish.fence import Assignments, Fence, newest_fenc
 from turboserve.state_store.publish.outbox import Outbox
 from turboserve.state_store.retention import Retention
 from turboserve.state_store.service.audit import Audit
+from turboserve.state_store.service.behavior import LearnedBehavior
 from turboserve.state_store.service.controls import Controls
 from turboserve.state_store.service.keys import Keys
 from turboserve.state_store.service.leaders import Leaders
@@ -117,7 +118,12 @@ async def compose(runtime: Runtime, settings: Settings, database: Database, hot_
     runtime.warn("log_space", space.warning)
     runtime.spawn(space.run(), "log space")
     status = LogStatus(canaries, settings)
-    sessions = Sessions(database, post_commit, playheads, latents, status, clock, settings)
+    behavior = LearnedBehavior(database, clock, settings.behavior_s)
+    if settings.behavior_s:
+        runtime.spawn(behavior.run(), "behavior")
+    sessions = Sessions(
+        database, post_commit, playheads, latents, status, clock, settings, behavior.found_full
+    )
     runtime.spawn(Retention(database, sessions, playheads, hot, bus, clock, settings).run(), "retention")
     pools = Pools(database, clock, settings)
     works = accounting.run, pools.accrue_forever

@@ -142,7 +142,7 @@ usage_delivered = _store.observed_gauge(
 behavior_sessions = _store.observed_gauge(
     "turboserve.state_store.behavior.sessions",
     "{session}",
-    "Live sessions of a class of behavior, when admission last found a model full.",
+    "Live sessions of a class of behavior, as of the last time when a model was found full.",
     MODEL,
     BEHAVIOR,
 )

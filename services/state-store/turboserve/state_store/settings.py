@@ -162,6 +162,9 @@ class Settings(Shared):
     cost_sample_s: Seconds = 2.0
     """Interval at which workers' time is divided among the sessions that hold their slots."""
 
+    behavior_s: float = Field(default=15.0, ge=0)
+    """Interval at which the behavior of the sessions of full models is learned, for metrics, seconds. 0:
+    never."""
     canary_interval_s: Seconds = 2.0
     """Interval between the canaries in each stream. Must be below `canary_timeout_s`, with a margin."""
     progress_interval_s: Seconds = 0.05

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from turboserve.state_store.core.behavior_classes import BehaviorModel, learn
 from turboserve.state_store.core.departures import ExpectedDepartures, SteadyDepartures, expected
@@ -17,8 +16,6 @@ COMPARED = 40
 """Maximum number of comparisons that count, the last ones."""
 LEAST_COMPARED = 8
 """With fewer comparisons, it is not known which forecast is better."""
-LEAST_GAIN = 0.9
-"""The forecast by behavior is clearly better if its errors are less than this part of the other's."""
 
 
 class ForecastErrors:
@@ -54,12 +51,6 @@ class ForecastErrors:
             return None
         return sum(errors[1] for errors in self._errors) / steady
 
-    @property
-    def favor_behavior(self) -> bool:
-        """Whether the forecast by behavior was clearly better, as far as is known."""
-        part = self.part
-        return part is not None and part < LEAST_GAIN
-
 
 class BehaviorLearner:
     """Learns from rows. A restart loses only hysteresis and the errors of past forecasts."""
@@ -68,7 +59,9 @@ class BehaviorLearner:
         self.model: BehaviorModel | None = None
         self.spans: list[SessionSpan] = []
         self.errors = ForecastErrors()
-        self._expected: ExpectedDepartures | None = None
+        self.expected: ExpectedDepartures | None = None
+        """The forecast by behavior as of the last renewal. None: one class of behavior, or no session holds a
+        slot."""
 
     def renew(self, rows: Iterable[SessionTimes], since: float, steady: SteadyDepartures, now: float) -> None:
         """Learn from the sessions that live, or have left after `since` (Unix seconds), as of `now`.
@@ -80,16 +73,6 @@ class BehaviorLearner:
         left_at = sorted(now - span.left_ago_s for span in self.spans if span.left_ago_s is not None)
         self.errors.compare(left_at, begins, now)
         by_behavior = expected(self.model, self.spans)
-        self._expected = by_behavior.mean_with(steady) if by_behavior is not None else None
-        if self._expected is not None:
-            self.errors.add(now, steady.by(COMPARED_S), self._expected.by(COMPARED_S))
-
-    def departures(self, elapsed_s: float) -> ExpectedDepartures | None:
-        """Return the departures from `elapsed_s` after the last renewal on.
-
-        None: there is one class of behavior, no session holds a slot, or past forecasts by behavior were not
-        better. Then the rate of the last minutes counts.
-        """
-        if self._expected is None or not self.errors.favor_behavior:
-            return None
-        return replace(self._expected, elapsed_s=elapsed_s)
+        self.expected = by_behavior.mean_with(steady) if by_behavior is not None else None
+        if self.expected is not None:
+            self.errors.add(now, steady.by(COMPARED_S), self.expected.by(COMPARED_S))

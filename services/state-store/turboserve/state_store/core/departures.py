@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from turboserve.state_store.core.behavior_classes import BehaviorModel, nearest
-from turboserve.state_store.core.session_spans import SessionSpan
+from turboserve.state_store.core.forecast import WINDOW_S as COUNTED_S
+from turboserve.state_store.core.session_spans import SessionSpan, SessionTimes
 
 STEP_S = 10.0
 STEPS = 30
@@ -20,16 +19,6 @@ NEWCOMERS_S = 300.0
 """Time after which a creation counts half where the next sessions are expected to be like the last ones."""
 
 
-class DepartureForecast(Protocol):
-    """A forecast of departures."""
-
-    def by(self, at_s: float) -> float:
-        """Return how many sessions will have left in `at_s` seconds."""
-
-    def time_of(self, count: float) -> float | None:
-        """Return in how many seconds `count` sessions will have left. None: not at all."""
-
-
 @dataclass(frozen=True, slots=True)
 class SteadyDepartures:
     """As many sessions leave per second as have left lately."""
@@ -37,10 +26,14 @@ class SteadyDepartures:
     rate: float
 
     def by(self, at_s: float) -> float:
+        """Return how many sessions will have left in `at_s` seconds."""
         return self.rate * at_s
 
-    def time_of(self, count: float) -> float | None:
-        return count / self.rate if self.rate > 0 else None
+
+def steady_departures(rows: Iterable[SessionTimes], now: float) -> SteadyDepartures:
+    """Return the rate at which sessions have left within `COUNTED_S`."""
+    left = sum(row.left_at is not None and row.left_at > now - COUNTED_S for row in rows)
+    return SteadyDepartures(left / COUNTED_S)
 
 
 @dataclass(frozen=True)
@@ -49,25 +42,14 @@ class ExpectedDepartures:
 
     curve: tuple[float, ...]
     """Departures after 0, 1, 2, … steps of `STEP_S`."""
-    elapsed_s: float = 0.0
-    """For how long the curve has been known, seconds. Departures count from now on."""
 
     def by(self, at_s: float) -> float:
-        return self._at(self.elapsed_s + at_s) - self._at(self.elapsed_s)
-
-    def time_of(self, count: float) -> float | None:
-        wanted = count + self._at(self.elapsed_s)
-        place = bisect_left(self.curve, wanted)
-        if place == 0:
-            return 0.0
-        if place == len(self.curve):
-            if self._last <= 0:
-                return None
-            at_s = (len(self.curve) - 1) * STEP_S + (wanted - self.curve[-1]) / self._last
-        else:
-            before, after = self.curve[place - 1], self.curve[place]
-            at_s = (place - 1 + (wanted - before) / (after - before)) * STEP_S
-        return max(at_s - self.elapsed_s, 0.0)
+        """Return how many sessions will have left in `at_s` seconds."""
+        place = int(at_s / STEP_S)
+        if place >= len(self.curve) - 1:
+            return self.curve[-1] + self.last_rate * (at_s - (len(self.curve) - 1) * STEP_S)
+        part = at_s / STEP_S - place
+        return self.curve[place] * (1 - part) + self.curve[place + 1] * part
 
     def mean_with(self, steady: SteadyDepartures) -> ExpectedDepartures:
         """Return the mean of both forecasts, whose errors have different causes."""
@@ -77,16 +59,9 @@ class ExpectedDepartures:
         )
 
     @property
-    def _last(self) -> float:
+    def last_rate(self) -> float:
         """Departures per second at the end of the curve."""
         return (self.curve[-1] - self.curve[-1 - LAST_STEPS]) / (LAST_STEPS * STEP_S)
-
-    def _at(self, at_s: float) -> float:
-        place = int(at_s / STEP_S)
-        if place >= len(self.curve) - 1:
-            return self.curve[-1] + self._last * (at_s - (len(self.curve) - 1) * STEP_S)
-        part = at_s / STEP_S - place
-        return self.curve[place] * (1 - part) + self.curve[place + 1] * part
 
 
 def expected(model: BehaviorModel, spans: Sequence[SessionSpan]) -> ExpectedDepartures | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turboserve.state_store.core.session_spans import SessionTimes
-
 WINDOW_S = 300.0
 """Time over which departures are counted, seconds."""
 SHORTEST_S, LONGEST_S = 1.0, 300.0
@@ -29,9 +27,6 @@ class Outlook:
     """Slots that a new worker brings: the largest K of the model's workers."""
     start_up_s: float | None
     """Mean time from launch to ready of the workers that run. None: not known."""
-    sessions: tuple[SessionTimes, ...] | None = None
-    """Sessions that live or have left lately, by id, for `core.behavior_learner`. No forecast here uses them.
-    None: they were not asked for, or too many live."""
 
     def limited(self, decode_sessions: int | None) -> Outlook:
         """Return the outlook without workers for whose sessions decode workers have no time.

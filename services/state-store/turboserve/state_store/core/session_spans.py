@@ -10,7 +10,7 @@ WINDOW_S = 3_600.0
 ENDED_LIMIT = 600
 """Maximum number of sessions that have ended and count, the last ones."""
 LIVE_LIMIT = 500
-"""With more live sessions of a model, nothing is learned: reading them would delay admission."""
+"""With more live sessions of a model, nothing is learned: that would take too much processor time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from turboserve.contracts.workers import Incoming, MigrationKey
 from turboserve.state_store.core.change import Change
 from turboserve.state_store.core.forecast import Outlook
 from turboserve.state_store.core.receipts import Receipt, SettledControl
+from turboserve.state_store.core.session_spans import SessionTimes
 from turboserve.state_store.core.tenants import Tenant
 from turboserve.state_store.ports.records import (
     AdmissionCounts,
@@ -202,13 +203,16 @@ class AdmissionRepository(Protocol):
         With `locks_tenant`, an existing row of the tenant is locked. The counts are of the moment before.
         """
 
-    async def outlook(
-        self, model: str, *, since: float, renewed_after: float, behavior_since: float | None = None
-    ) -> Outlook:
+    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
         """Count what will free slots of a model. Sessions count that have left after `since`.
 
-        Sessions whose chunks are removed already do not count. With `behavior_since`, the outlook lists the
-        sessions that live or have left after it, in the same statement.
+        Sessions whose chunks are removed already do not count.
+        """
+
+    async def session_times(self, model: str, *, since: float) -> tuple[SessionTimes, ...] | None:
+        """List the sessions that live, and the last ones that have left after `since`, by id.
+
+        None: more than `LIVE_LIMIT` live.
         """
 
     async def slots_used(self, worker: str, *, besides: str) -> int:

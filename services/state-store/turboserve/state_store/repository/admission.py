@@ -33,10 +33,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from turboserve.contracts.sessions import Activity, Phase
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.state_store.core.forecast import Outlook
+from turboserve.state_store.core.session_spans import SessionTimes
 from turboserve.state_store.core.tenants import Tenant, TenantUse
 from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.records import AdmissionCounts
-from turboserve.state_store.repository.behavior import behavior_rows, listed
+from turboserve.state_store.repository.behavior import session_times, session_times_query
 from turboserve.state_store.repository.sessions import LIVE
 from turboserve.state_store.repository.shared_workers import declares, shared_room, slots_query
 from turboserve.state_store.tables import pools, rentals, sessions, tenants, workers
@@ -127,7 +128,7 @@ _TENANT = tuple(Tenant.__dataclass_fields__)
 _CENSUS, _CENSUS_LOCKED = _census_query(locks_tenant=False), _census_query(locks_tenant=True)
 
 
-def _outlook_query(*, lists: bool) -> Select[Any]:
+def _outlook_query() -> Select[Any]:
     model, since = bindparam("model", type_=Text), bindparam("since", type_=Double)
     renewed_after = bindparam("renewed_after", type_=Double)
     heard = and_(pools.c.model == model, pools.c.reported_at > renewed_after)
@@ -148,7 +149,7 @@ def _outlook_query(*, lists: bool) -> Select[Any]:
     ended = select(func.count()).where(unpurged, sessions.c.model == model)
     idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(WAITS), sessions.c.suspended_at > since)
     suspended = select(func.count()).where(LIVE, idle, sessions.c.model == model)
-    query = select(
+    return select(
         ended.scalar_subquery().label("ended"),
         suspended.scalar_subquery().label("suspended"),
         func.coalesce(func.sum(held).filter(ready, workers.c.classes.is_(None)), 0).label("ready_slots"),
@@ -162,10 +163,9 @@ def _outlook_query(*, lists: bool) -> Select[Any]:
         started.scalar_subquery().label("start_up_s"),
         _decode_sessions(heard).label("decode_sessions"),
     ).where(workers.c.model == model)
-    return query.add_columns(behavior_rows(model, _HOLDS, WAITS).label("listed")) if lists else query
 
 
-_OUTLOOK, _OUTLOOK_LISTED = _outlook_query(lists=False), _outlook_query(lists=True)
+_OUTLOOK, _SESSION_TIMES = _outlook_query(), session_times_query(_HOLDS, WAITS)
 _HERE = bindparam("worker", type_=Text)
 _SLOTS_USED = select(func.count()).where(
     or_(sessions.c.worker == _HERE, sessions.c.target == _HERE),
@@ -221,14 +221,9 @@ class SqlAdmission:
         capacity = ModelCapacity(model, known, places, row.demand)
         return AdmissionCounts(taken, row.live, capacity, use, _tenant_of(row) if locks_tenant else None)
 
-    async def outlook(
-        self, model: str, *, since: float, renewed_after: float, behavior_since: float | None = None
-    ) -> Outlook:
+    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
         parameters = {"model": model, "since": since, "renewed_after": renewed_after}
-        lists = behavior_since is not None
-        if lists:
-            parameters |= {"behavior_since": behavior_since}
-        row = (await self._db.execute(_OUTLOOK_LISTED if lists else _OUTLOOK, parameters)).one()
+        row = (await self._db.execute(_OUTLOOK, parameters)).one()
         ready_slots, coming, slots = row.ready_slots, row.coming, row.slots
         if row.shared:
             now = (WorkerPhase.READY.value,)
@@ -242,8 +237,11 @@ class SqlAdmission:
             coming=coming,
             slots=slots,
             start_up_s=row.start_up_s,
-            sessions=listed(row.listed) if lists else None,
         ).limited(row.decode_sessions)
+
+    async def session_times(self, model: str, *, since: float) -> tuple[SessionTimes, ...] | None:
+        found = await self._db.execute(_SESSION_TIMES, {"model": model, "since": since})
+        return session_times(found.all())
 
     async def slots_used(self, worker: str, *, besides: str) -> int:
         found = await self._db.execute(_SLOTS_USED, {"worker": worker, "besides": besides})

@@ -1,4 +1,4 @@
-"""Reads what rows say of the behavior of a model's sessions, as a part of another statement."""
+"""Reads what rows say of the behavior of a model's sessions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
-    BindParameter,
     ColumnElement,
+    CompoundSelect,
     Double,
-    ScalarSelect,
+    Text,
     and_,
     bindparam,
     case,
-    func,
-    literal_column,
     not_,
     or_,
     select,
@@ -28,14 +25,12 @@ from turboserve.state_store.repository.sessions import LIVE
 from turboserve.state_store.tables import sessions
 
 
-def behavior_rows(
-    model: BindParameter[str], holds: ColumnElement[bool], waits: ColumnElement[bool]
-) -> ScalarSelect[Any]:
-    """Return a JSON list of the sessions that live or have left after the parameter `behavior_since`.
+def session_times_query(holds: ColumnElement[bool], waits: ColumnElement[bool]) -> CompoundSelect[Any]:
+    """Return the query of the sessions of `model` that live or have left after `since`, by these parameters.
 
     `holds`, `waits`: conditions of sessions that hold a slot, or wait for one.
     """
-    since = bindparam("behavior_since", type_=Double)
+    model, since = bindparam("model", type_=Text), bindparam("since", type_=Double)
     idle = and_(sessions.c.phase == Phase.SUSPENDED.value, not_(waits))
     left_at = case((sessions.c.ended_at.is_not(None), sessions.c.ended_at), (idle, sessions.c.suspended_at))
     columns = (
@@ -59,12 +54,10 @@ def behavior_rows(
     )
     there = or_(not_(idle), sessions.c.suspended_at > since)
     live = select(*columns).where(LIVE, sessions.c.model == model, there).limit(LIVE_LIMIT + 1).subquery()
-    rows = union_all(*(select(*part.c) for part in (*ended, live))).subquery("behavior_rows")
-    array = func.json_agg(func.json_build_array(*rows.c))
-    return select(func.coalesce(array, literal_column("'[]'::json"), type_=JSON)).scalar_subquery()
+    return union_all(*(select(*part.c) for part in (*ended, live)))
 
 
-def listed(rows: Sequence[Sequence[Any]]) -> tuple[SessionTimes, ...] | None:
-    """Parse the list of `behavior_rows`. None: more sessions live than are read."""
+def session_times(rows: Sequence[Sequence[Any]]) -> tuple[SessionTimes, ...] | None:
+    """Parse the rows of `session_times_query`. None: more sessions live than are read."""
     found = sorted((SessionTimes(*row) for row in rows), key=lambda row: row.session)
     return None if sum(not row.ended for row in found) > LIVE_LIMIT else tuple(found)

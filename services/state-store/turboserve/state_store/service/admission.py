@@ -5,6 +5,7 @@ The rules are in `core.workers`, `core.tenants` and `core.key_limits`. They are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from turboserve.clock import Clock
@@ -18,7 +19,6 @@ from turboserve.state_store.core.workers import ModelCapacity
 from turboserve.state_store.ports.database import UnitOfWork
 from turboserve.state_store.ports.records import AdmissionCounts
 from turboserve.state_store.publish.canaries import LogStatus
-from turboserve.state_store.service.behavior import LearnedBehavior
 from turboserve.state_store.settings import Settings
 from turboserve.wording import counted
 
@@ -39,10 +39,17 @@ class Admitted:
 class Admission:
     """Admission. Each method runs in its caller's transaction, some only with the admission lock held."""
 
-    def __init__(self, log: LogStatus, clock: Clock, settings: Settings) -> None:
+    def __init__(
+        self,
+        log: LogStatus,
+        clock: Clock,
+        settings: Settings,
+        found_full: Callable[[str], None] | None = None,
+    ) -> None:
+        """`found_full` is called with a model whose slots had to be forecast."""
         self._log, self._clock, self._settings = log, clock, settings
+        self._found_full = found_full
         self._limits, self._retry_s = settings.tenant_limits, settings.admission_retry_s
-        self._behavior = LearnedBehavior(clock)
 
     async def census(
         self, db: UnitOfWork, session: str, model: str, tenant: str, *, locks_tenant: bool = False
@@ -148,22 +155,19 @@ class Admission:
     async def _admit(self, db: UnitOfWork, room: ModelCapacity) -> None:
         """Check whether another session of the model fits, and gets its slot in time.
 
-        The retry time of a refusal is forecast from departures and starting workers. Behavior is learned from
-        the same rows, and decides nothing.
+        The retry time of a refusal is forecast from departures and starting workers.
         """
         limit_s = self._settings.admission_slot_s
         if room.known and room.demand < room.capacity and limit_s is None:
             return
+        if room.known and self._found_full is not None:
+            self._found_full(room.model)
         now = self._clock.wall()
-        behavior_since = self._behavior.since(room.model)
         outlook = await db.admission.outlook(
             room.model,
             since=now - forecast.WINDOW_S,
             renewed_after=now - self._settings.worker_timeout_s,
-            behavior_since=behavior_since,
         )
-        if behavior_since is not None:
-            self._behavior.learn(room.model, behavior_since, outlook)
         excess = room.demand - room.capacity + 1
         room.admit(forecast.retry_after_s(excess, outlook, now, self._retry_s))
         free_s = forecast.slot_in(room.demand, outlook, now)

@@ -1,28 +1,30 @@
-"""What is learned of the behavior of each model's sessions, renewed from rows while admission needs it."""
+"""Learns the behavior of the sessions of full models from their rows, for metrics alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from turboserve import logs
 from turboserve.clock import Clock
+from turboserve.contracts.errors import TurboServeError
 from turboserve.state_store import metrics
 from turboserve.state_store.core.behavior_classes import SessionBehavior
 from turboserve.state_store.core.behavior_learner import BehaviorLearner
-from turboserve.state_store.core.departures import SteadyDepartures
-from turboserve.state_store.core.forecast import WINDOW_S as COUNTED_S
-from turboserve.state_store.core.forecast import Outlook
-from turboserve.state_store.core.session_spans import WINDOW_S
+from turboserve.state_store.core.departures import steady_departures
+from turboserve.state_store.core.session_spans import WINDOW_S, SessionTimes
+from turboserve.state_store.ports.database import Database
 
-RENEWED_AFTER_S = 15.0
-"""Time from one request that reads rows to the next one, seconds."""
 SHOWN_S = 600.0
 """Metrics show what is known for this long, seconds."""
 MODELS = 64
-"""Maximum number of models that are kept, those that were read last."""
+"""Maximum number of models that are kept, those that were found full last."""
+
+log = logs.get("behavior")
 
 
 @dataclass
@@ -32,6 +34,8 @@ class _Known:
     learner: BehaviorLearner
     figures: Mapping[int, ClassFigures]
     """By class."""
+    forecast_error: float | None
+    """Errors of the forecasts by behavior as a part of those without it. None: too few are known."""
 
 
 class ClassFigures(NamedTuple):
@@ -63,17 +67,26 @@ def figures_of(learner: BehaviorLearner) -> dict[int, ClassFigures]:
     }
 
 
+def _renew(
+    learner: BehaviorLearner, rows: Sequence[SessionTimes], since: float, at: float, now: float
+) -> _Known:
+    """Learn from rows that were read with `since`. `at`, `now`: see `_Known.at`, and Unix seconds."""
+    learner.renew(rows, since, steady_departures(rows, now), now)
+    return _Known(at, learner, figures_of(learner), learner.errors.part)
+
+
 class LearnedBehavior:
-    """Keeps what is known of each model's sessions.
+    """Keeps what is known of the sessions of each model that admission has found full.
 
     All of it comes from rows, so a restart loses only hysteresis and the errors of past forecasts.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, database: Database, clock: Clock, interval_s: float) -> None:
+        """`interval_s`: see `Settings.behavior_s`."""
+        self._database, self._clock, self._interval_s = database, clock, interval_s
         self._known: dict[str, _Known] = {}
-        self._asked_at: dict[str, float] = {}
-        """Model → when rows were to be read last, by the monotonic clock."""
+        self._full: dict[str, None] = {}
+        """Models that were found full since they were learned last, the last ones last."""
         for gauge, place in (
             (metrics.behavior_sessions, 0),
             (metrics.behavior_prompts, 1),
@@ -83,26 +96,46 @@ class LearnedBehavior:
             gauge.add(self, partial(LearnedBehavior.shown, place=place))
         metrics.behavior_forecast_error.add(self, LearnedBehavior.errors)
 
-    def since(self, model: str) -> float | None:
-        """Return from when on rows are to be read (Unix seconds). None: another request has read them lately.
+    def found_full(self, model: str) -> None:
+        """Note that admission has found the model full. It is learned at the end of the interval."""
+        self._full.pop(model, None)
+        self._full[model] = None
+        _keep_last(self._full)
 
-        Of requests that come at once, one reads. If it fails, the next one is asked after `RENEWED_AFTER_S`.
-        """
-        now, asked_at = self._clock.monotonic(), self._asked_at.get(model)
-        if asked_at is not None and now - asked_at < RENEWED_AFTER_S:
-            return None
-        self._asked_at.pop(model, None)
-        self._asked_at[model] = now
-        _keep_last(self._asked_at)
-        return max(self._clock.wall() - WINDOW_S, 0.0)
+    async def run(self) -> None:
+        """Learn at intervals; never returns."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.renew()
 
-    def learn(self, model: str, since: float, outlook: Outlook) -> None:
-        """Learn from an outlook that was read with `since`."""
-        known = self._known.pop(model, None)
+    async def renew(self) -> None:
+        """Learn each model that was found full, one after the other."""
+        models, self._full = self._full, {}
+        for model in models:
+            try:
+                await self._learn(model)
+            except TurboServeError as error:
+                log.warning("behavior not learned", model=model, error=error.detail)
+            except Exception:
+                # Only metrics depend on it.
+                log.exception("behavior not learned", model=model)
+
+    async def _learn(self, model: str) -> None:
+        since = max(self._clock.wall() - WINDOW_S, 0.0)
+        async with self._database.statement() as db:
+            rows = await db.admission.session_times(model, since=since)
+        if rows is None:
+            # Too many live. Without their departures, past forecasts cannot be compared either.
+            self._known.pop(model, None)
+            return
+        known = self._known.get(model)
         learner = known.learner if known is not None else BehaviorLearner()
-        steady = SteadyDepartures(outlook.left / COUNTED_S)
-        learner.renew(outlook.sessions or (), since, steady, self._clock.wall())
-        self._known[model] = _Known(self._clock.monotonic(), learner, figures_of(learner))
+        # It takes too long for the event loop.
+        renewed = await asyncio.to_thread(
+            _renew, learner, rows, since, self._clock.monotonic(), self._clock.wall()
+        )
+        self._known.pop(model, None)
+        self._known[model] = renewed
         _keep_last(self._known)
 
     def shown(self, place: int) -> Mapping[tuple[str, ...], float]:
@@ -120,7 +153,7 @@ class LearnedBehavior:
         return {
             model: part
             for model, known in self._known.items()
-            if now - known.at <= SHOWN_S and (part := known.learner.errors.part) is not None
+            if now - known.at <= SHOWN_S and (part := known.forecast_error) is not None
         }
 
 

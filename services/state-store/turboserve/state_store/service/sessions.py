@@ -60,9 +60,11 @@ class Sessions:
         log: LogStatus,
         clock: Clock,
         settings: Settings,
+        found_full: Callable[[str], None],
     ) -> None:
+        """`found_full`: see `Admission`."""
         self._database, self._post_commit = database, post_commit
-        self._admission = Admission(log, clock, settings)
+        self._admission = Admission(log, clock, settings, found_full)
         self._playheads, self._latents = playheads, latents
         self._clock, self._settings = clock, settings
 

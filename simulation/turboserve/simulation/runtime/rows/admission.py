@@ -127,9 +127,7 @@ class MemoryAdmission:
             others=rows > known,
         )
 
-    async def outlook(
-        self, model: str, *, since: float, renewed_after: float, behavior_since: float | None = None
-    ) -> Outlook:
+    async def outlook(self, model: str, *, since: float, renewed_after: float) -> Outlook:
         db, tables = self._db, self._db.tables
 
         def run() -> Outlook:
@@ -165,13 +163,14 @@ class MemoryAdmission:
                 coming=coming,
                 slots=slots,
                 start_up_s=sum(known) / len(known) if known else None,
-                sessions=None if behavior_since is None else self._behavior(model, behavior_since),
             ).limited(_decode_sessions(pools))
 
         return await db.execute(run)
 
-    def _behavior(self, model: str, since: float) -> tuple[SessionTimes, ...] | None:
-        """See `AdmissionRepository.outlook`. Part of a statement."""
+    async def session_times(self, model: str, *, since: float) -> tuple[SessionTimes, ...] | None:
+        return await self._db.execute(lambda: self._session_times(model, since))
+
+    def _session_times(self, model: str, since: float) -> tuple[SessionTimes, ...] | None:
         db, ended, live = self._db, list[tuple[SessionEntry, SessionTimes]](), list[SessionTimes]()
         for session, entry in db.all(db.tables.sessions):
             record, left_at = entry.record, entry.ended_at
