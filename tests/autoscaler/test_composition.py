@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from turboserve.allocation.classes import Capability, SessionClass
-from turboserve.autoscaler.control.composition import CompositionPolicy, Offer, Terms, decide
+from turboserve.allocation.linear import SolverError
+from turboserve.autoscaler.control import composition_search
+from turboserve.autoscaler.control.composition import HOUR_S, CompositionPolicy, Offer, Terms, decide
+from turboserve.autoscaler.control.composition_numbers import Numbers
 from turboserve.autoscaler.control.transition import StepKind, Transition, plan, share_with_places
-from turboserve.experiments.mixed.composing import drawn_case, oracle_cost
+from turboserve.experiments.mixed.composing import drawn_case, optimum_cost, oracle_cost
 from turboserve.experiments.mixed.random_search import RandomSearch
 
 A, B = SessionClass("a"), SessionClass("b")
@@ -57,12 +61,85 @@ def test_limits_name_the_field() -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_decisions_are_near_the_exhaustive_oracle(number: int) -> None:
+def test_decisions_are_those_of_the_exhaustive_oracle(number: int) -> None:
     case = drawn_case(number, kinds=2, models=2, most=2)
-    policy = CompositionPolicy()
+    policy = CompositionPolicy(least_gain=0.0)
     decision = decide(case.terms, case.offers, case.present, case.forecast, policy)
-    best = oracle_cost(case, policy)
-    assert best - 1e-6 <= decision.cost <= best * 1.05
+    assert decision.cost == pytest.approx(oracle_cost(case, policy), rel=1e-5)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_decisions_for_many_workers_are_near_the_optimum_and_stay(number: int) -> None:
+    case = drawn_case(number, kinds=3, models=3, most=8)
+    policy = CompositionPolicy(least_gain=1e-6)
+    decision = decide(case.terms, case.offers, case.present, case.forecast, policy)
+    least = optimum_cost(case, policy)
+    assert least * 0.999 <= decision.cost <= least * 1.05
+    # No two compositions alternate: each one costs less than the one before.
+    present = decision.composition
+    for _ in range(4):
+        decision = decide(case.terms, case.offers, present, case.forecast, policy)
+        if not decision.changed:
+            break
+        assert decision.cost < decision.present_cost
+        present = decision.composition
+    assert not decision.changed
+
+
+@pytest.mark.parametrize("few", [0, 20_000], ids=["exchanges", "all"])
+def test_an_ordered_number_of_workers_is_kept_within_all_limits(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition_search, "FEW", few)
+    terms = {"k": Terms(2.0, most=4), "l": Terms(1.0, most=2, start_s=5.0, switch_s=20.0)}
+    offers = [
+        *(replace(offer, least=1 if offer is ONLY_B else 0) for offer in OFFERS),
+        Offer("l", ("a",), Capability({A: 3}), most=1),
+        Offer("l", ("b",), Capability({B: 1})),
+    ]
+    for total in range(1, 7):
+        found = decide(terms, offers, {ONLY_A.key: 2}, {A: 9, B: 3}, FULL, total=total).composition
+        assert sum(found.values()) == total
+        assert found[ONLY_B.key] >= 1
+        assert found.get(("l", ("a",)), 0) <= 1
+        assert sum(n for key, n in found.items() if key[0] == "k") <= 4
+        assert sum(n for key, n in found.items() if key[0] == "l") <= 2
+    with pytest.raises(SolverError):
+        decide(terms, offers, {}, {A: 9, B: 3}, FULL, total=7)
+
+
+@pytest.mark.parametrize("few", [0, 20_000], ids=["exchanges", "all"])
+def test_no_bound_exceeds_what_sessions_without_a_place_cost(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the search would rule out numbers of workers that are cheaper."""
+    solved = list[Numbers]()
+    noted = composition_search.CompositionSearch._note
+
+    def note(search: composition_search.CompositionSearch, numbers: Numbers) -> None:
+        solved.append(numbers)
+        noted(search, numbers)
+
+    monkeypatch.setattr(composition_search, "FEW", few)
+    monkeypatch.setattr(composition_search.CompositionSearch, "_note", note)
+    policy = CompositionPolicy()
+    price = policy.shortage_price * policy.horizon_s / HOUR_S
+    for number in range(4):
+        case = drawn_case(number, kinds=2, models=2, most=2)
+        sizes = {one: 1 + place % 3 for place, one in enumerate(case.forecast)}
+        offers = [
+            replace(offer, capability=replace(offer.capability, memory_bytes=12, state_bytes=sizes))
+            for offer in case.offers
+        ]
+        solved.clear()
+        decide(case.terms, offers, case.present, case.forecast, policy)
+        bounds = [one for one in solved if one.at_zero]
+        assert len(solved) > len(bounds) > 3
+        for one in solved:
+            costs = price * sum(one.missing)
+            for bound in bounds:
+                slopes = zip(bound.slopes, one.counts, strict=True)
+                assert bound.at_zero + sum(slope * count for slope, count in slopes) <= costs + 1e-4
 
 
 # The way there

@@ -24,8 +24,6 @@ class Solution:
     duals: Sequence[float]
     """Dual price of each row; empty for a program with integral columns."""
     objective: float
-    bound: float
-    """No solution has a smaller objective. It equals `objective` unless a limit ended the search."""
 
 
 class LinearProgram:
@@ -71,20 +69,23 @@ class LinearProgram:
         if self._highs is not None:
             self._highs.changeColBounds(column, lower, upper)
 
+    def bound_columns(self, columns: Sequence[int], lower: Sequence[float], upper: Sequence[float]) -> None:
+        for column, least, most in zip(columns, lower, upper, strict=True):
+            self._lower[column], self._upper[column] = least, most
+        if self._highs is not None:
+            self._highs.changeColsBounds(len(columns), columns, lower, upper)
+
     def bound_row(self, row: int, lower: float, upper: float) -> None:
         self._row_lower[row], self._row_upper[row] = lower, upper
         if self._highs is not None:
             self._highs.changeRowBounds(row, lower, upper)
 
-    def minimize(
-        self, cost: Sequence[tuple[int, float]], gap: float = 0.0, time_limit_s: float = inf
-    ) -> Solution:
+    def minimize(self, cost: Sequence[tuple[int, float]], gap: float = 0.0) -> Solution:
         """Return the optimum. `cost` has the columns with a price.
 
         `gap`: relative distance from the optimum at which a search over integral columns ends.
 
-        Raises SolverError if the program has no solution, no finite optimum, or none within `time_limit_s`,
-        or if HiGHS is not installed.
+        Raises SolverError if the program has no solution or no finite optimum, or if HiGHS is not installed.
         """
         try:
             import highspy
@@ -103,18 +104,20 @@ class LinearProgram:
         highs.changeColsCost(self.columns, np.arange(self.columns, dtype=np.int32), prices)
         if any(self._integral):
             highs.setOptionValue("mip_rel_gap", gap)
-            highs.setOptionValue("time_limit", highs.getRunTime() + time_limit_s)
+        return self.again()
+
+    def again(self) -> Solution:
+        """Return the optimum of the last objective, with other bounds. Raises as `minimize`."""
+        import highspy
+
+        highs = self._highs
         highs.run()
-        status, info = highs.getModelStatus(), highs.getInfo()
-        feasible = info.primal_solution_status == 2
-        limited = status == highspy.HighsModelStatus.kTimeLimit and feasible
-        if status != highspy.HighsModelStatus.kOptimal and not limited:
+        status = highs.getModelStatus()
+        if status != highspy.HighsModelStatus.kOptimal:
             raise SolverError(f"no optimum: {highs.modelStatusToString(status)}")
         solution = highs.getSolution()
-        objective = float(info.objective_function_value)
-        if any(self._integral):
-            return Solution(list(solution.col_value), (), objective, float(info.mip_dual_bound))
-        return Solution(list(solution.col_value), list(solution.row_dual), objective, objective)
+        duals = () if any(self._integral) else list(solution.row_dual)
+        return Solution(list(solution.col_value), duals, float(highs.getObjectiveValue()))
 
     def _passed(self, highspy: Any, np: Any) -> Any:
         model = highspy.HighsLp()

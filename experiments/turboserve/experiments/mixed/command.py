@@ -48,8 +48,9 @@ DEFINITIONS = {
     "of_bound": "Load over that of the linear program with fractions of sessions and the exact mix.",
     "solver": "Processor time of one program for 256 workers and 6 classes, by the number of kinds.",
     "composition": "Cost of the decision above the least of all compositions (2 kinds, 2 models). Processor "
-    "time of a decision with 4 kinds, 6 classes and at most 64 workers. The least served share of a class "
-    "with the composition that OServe's Algorithm 1 finds for the same workers.",
+    "time of a decision with 4 kinds, 6 classes and at most 64 workers, its cost above the optimum, and the "
+    "time in which HiGHS finds that to 0.01 % (`exact`). The least served share of a class with the "
+    "composition that OServe's Algorithm 1 finds for the same workers.",
     "switching": "Mixes that change over time (T1: 80 minutes, S1, S4, S5; T2: 50 minutes, S2, S4, S3), one "
     "matrix for each seed, whole sessions, in virtual time. `none`: the composition of all workers that is "
     "best for the mean mix, never changed. `disk`, `peers`: the autoscaler's controller, with 50 s and 10 s "

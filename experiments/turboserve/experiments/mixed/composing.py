@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from turboserve.allocation.classes import Capability, SessionClass
+from turboserve.allocation.linear import LinearProgram
 from turboserve.autoscaler.control.composition import (
     HOUR_S,
     Composition,
@@ -29,7 +30,8 @@ SMALL = {"kinds": 2, "models": 2, "most": 2}
 LARGE = {"kinds": 4, "models": 3, "most": 16}
 """64 workers of 4 kinds at most, 3 models at 2 resolutions: 6 classes."""
 WANTED_S = 0.050
-LONG_S = 600.0
+EXACT = 1e-4
+"""Relative distance from the optimum that counts as the optimum."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +122,54 @@ def _shortage(case: CompositionCase, composition: Composition, utilization: floa
     return max(0.0, sum(case.forecast.values()) - served * utilization)
 
 
+def optimum_cost(case: CompositionCase, policy: CompositionPolicy) -> float:
+    """Return the least cost of all compositions, by a mixed-integer program: for many workers."""
+    linear, hours = LinearProgram(), policy.horizon_s / HOUR_S
+    prices: list[tuple[int, float]] = []
+    places: dict[SessionClass, list[tuple[int, float]]] = {one: [] for one in case.forecast}
+    for kind, its in case.terms.items():
+        workers = []
+        hired = linear.column()
+        for offer in (one for one in case.offers if one.kind == kind):
+            count, new = linear.column(0.0, float(_limit(case, kind)), integral=True), linear.column()
+            workers.append((count, 1.0))
+            prices += [(count, its.price * hours), (new, its.price * its.switch_s / HOUR_S)]
+            linear.row([(new, 1.0), (count, -1.0)], lower=-float(case.present.get(offer.key, 0)))
+            served = {one: linear.column() for one in case.forecast if offer.capability.serves(one)}
+            used = [(column, 1.0 / offer.capability.sessions[one]) for one, column in served.items()]
+            linear.row([*used, (count, -policy.utilization)], upper=0.0)
+            for one, column in served.items():
+                places[one].append((column, 1.0))
+        prices.append((hired, its.price * (its.start_s - its.switch_s) / HOUR_S))
+        linear.row(workers, upper=float(_limit(case, kind)))
+        grown = [(column, -1.0) for column, _ in workers]
+        linear.row([(hired, 1.0), *grown], lower=-float(_of_kind(case.present, kind)))
+    for one, sessions in case.forecast.items():
+        short = linear.column()
+        prices.append((short, policy.shortage_price * hours))
+        linear.row([*places[one], (short, 1.0)], lower=float(sessions))
+    return linear.minimize(prices, EXACT).objective
+
+
 def composition_figures(cases: int, rounds: int, seed: int) -> dict[str, Any]:
     """Return gaps to the oracle, times, and what OServe's search finds with the same workers."""
-    # Without the limit of time, which ends a search early on a busy machine.
-    policy = CompositionPolicy(time_limit_s=LONG_S)
+    policy = CompositionPolicy()
     gaps = []
     for number in range(seed, seed + cases):
         case = drawn_case(number, **SMALL)
         best = oracle_cost(case, policy)
         decision = decide(case.terms, case.offers, case.present, case.forecast, policy)
         gaps.append(100 * (decision.cost / best - 1))
-    seconds, workers, served, searched_s = [], [], [], []
+    seconds, workers, served, searched_s, exact_s, above = [], [], [], [], [], []
     for number in range(seed, seed + rounds):
         case = drawn_case(number, **LARGE)
         began = time.thread_time()
         decision = decide(case.terms, case.offers, case.present, case.forecast, policy)
         seconds.append(time.thread_time() - began)
+        began = time.thread_time()
+        least = optimum_cost(case, policy)
+        exact_s.append(time.thread_time() - began)
+        above.append(100 * (decision.cost / least - 1))
         workers.append(sum(decision.composition.values()))
         began = time.thread_time()
         numbers = {kind: _of_kind(decision.composition, kind) for kind in case.terms}
@@ -148,7 +182,12 @@ def composition_figures(cases: int, rounds: int, seed: int) -> dict[str, Any]:
             "p50": percentile(seconds, 0.5),
             "p99": percentile(seconds, 0.99),
             "p50_of_50_ms": (percentile(seconds, 0.5) or 0.0) / WANTED_S,
+            "max": max(seconds),
             "decisions": rounds,
+            "exact_p50": percentile(exact_s, 0.5),
+            "exact_max": max(exact_s),
+            "of_exact_p50": percentile([own / all_ for own, all_ in zip(seconds, exact_s, strict=True)], 0.5),
+            "optimum_gap_percent": {"mean": sum(above) / len(above), "max": max(above)},
             "mean_workers": sum(workers) / len(workers),
         },
         "oserve_search": {

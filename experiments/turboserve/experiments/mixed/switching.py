@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from turboserve.allocation.classes import SessionClass
 from turboserve.autoscaler.control.composition import Terms
 from turboserve.autoscaler.control.composition_controller import CompositionController
-from turboserve.autoscaler.control.composition_goal import CompositionGoal, GoalAnswered, GoalProblem
-from turboserve.autoscaler.control.composition_goal import answer_to as solved
+from turboserve.autoscaler.control.composition_goal import CompositionGoal, answer_to
 from turboserve.autoscaler.control.events import ControlTick, FeedbackReceived
 from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, OfferWorkers, PoolOffer
 from turboserve.contracts.pool import LoadFeedback
-from turboserve.experiments.mixed.composing import LONG_S
 from turboserve.experiments.mixed.family import CLASSES, MIXES, Matrix, matrix
 from turboserve.experiments.mixed.figures import percentile_of
 from turboserve.experiments.mixed.mixed_worker import MixedWorker, Visit
@@ -119,7 +117,7 @@ class _Pool:
         goal = CompositionGoal(OfferWorkers(tuple(self._offers.values()), self._terms), none)
         goal.is_solved(none, wanted, wanted, workers, 0.0)
         assert goal.problem is not None
-        answer = _answer_to(goal.problem)
+        answer = answer_to(goal.problem)
         assert answer.found is not None, answer.error
         return dict(answer.found.sizes)
 
@@ -212,7 +210,7 @@ class _Pool:
             self._controller.handle(FeedbackReceived(self._load(one.name, now)), now)
         self._controller.handle(ControlTick(), now)
         while (problem := self._controller.problem()) is not None:
-            self._controller.handle(_answer_to(problem), now)
+            self._controller.handle(answer_to(problem), now)
         self._resize(now)
 
     def _load(self, model: str, now: float) -> LoadFeedback:
@@ -251,12 +249,6 @@ class _Pool:
         [model] = {SessionClass.of_name(one).model for one in self._offers[offer].models}
         served = (SessionClass.of_name(one.model).model for one in self._workers if one.ready_at <= now)
         return PEERS_S if self._mode == "peers" and model in served else DISK_S
-
-
-def _answer_to(problem: GoalProblem) -> GoalAnswered:
-    """Solve without the limit of time, which would let the machine's load decide."""
-    policy = replace(problem.policy, time_limit_s=LONG_S)
-    return replace(solved(replace(problem, policy=policy)), problem=problem)
 
 
 def _visits(source: Random, trace: tuple[float, Sequence[str]], number: float) -> Iterator[Visit]:

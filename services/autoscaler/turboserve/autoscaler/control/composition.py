@@ -1,23 +1,28 @@
 """Composition of a pool: how many workers of which kind have which models, at the least cost.
 
-A mixed-integer program decides. Over the horizon, it pays for workers, for the time in which workers start or
-change their models, and for sessions without a place. So it hires, releases or switches, whichever is
-cheapest. A new composition must save more than the errors of its forecast (hysteresis), unless the present
-one leaves sessions without a place.
+Over the horizon, a composition pays for workers, for the time in which workers start or change their models,
+and for sessions without a place. So the cheapest one hires, releases or switches, whatever costs least. A new
+composition must save more than the errors of its forecast (hysteresis), unless the present one leaves
+sessions without a place.
 
 OServe's search (4.3) knows neither prices nor the cost of switching nor the present deployment.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 from turboserve.allocation.classes import Capability, SessionClass
-from turboserve.allocation.linear import LinearProgram, Solution
+from turboserve.allocation.linear import LinearProgram
+from turboserve.autoscaler.control.composition_numbers import Numbers, WorkerCosts
 
 HOUR_S = 3600.0
+LEAST_SHORT = 1e-6
+"""Sessions without a place: fewer are none."""
+LEAST_DUAL = 1e-9
+"""Part of the price of a shortage. A smaller dual price is a rounding error."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +79,6 @@ class CompositionPolicy:
     """Price of one session without a place for an hour. It must exceed that of the dearest place."""
     least_gain: float = 0.02
     """Part of the present composition's cost that another one must save."""
-    gap: float = 0.02
-    """Relative distance from the optimum at which the search ends."""
-    time_limit_s: float = 1.0
-    """Time after which the search returns the best composition so far."""
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
@@ -101,13 +102,6 @@ class CompositionDecision:
     """Whether it differs from the present one."""
 
 
-@dataclass
-class _Columns:
-    workers: dict[OfferKey, int]
-    short: dict[SessionClass, int]
-    prices: list[tuple[int, float]]
-
-
 def decide(
     terms: Mapping[str, Terms],
     offers: Sequence[Offer],
@@ -123,104 +117,149 @@ def decide(
     a kind without terms.
     """
     policy = policy or CompositionPolicy()
-    wanted = {one: count for one, count in forecast.items() if count > 0}
-    linear = LinearProgram()
-    columns = _build(linear, terms, offers, present, wanted, policy)
-    counts = [(column, 1.0) for column in columns.workers.values()]
-    limit = linear.row(counts) if total is None else linear.row(counts, float(total), float(total))
-    best = linear.minimize(columns.prices, policy.gap, policy.time_limit_s)
-    linear.bound_row(limit, 0.0, inf)
-    for key, column in columns.workers.items():
-        linear.bound_column(column, present.get(key, 0), present.get(key, 0))
-    kept = linear.minimize(columns.prices, policy.gap)
-    short_now = sum(kept.values[column] for column in columns.short.values())
-    short_then = sum(best.values[column] for column in columns.short.values())
-    gains = best.objective < kept.objective * (1 - policy.least_gain)
-    allowed = total in (None, sum(present.values())) and all(
-        offer.least
-        <= present.get(offer.key, 0)
-        <= (present.get(offer.key, 0) if offer.most is None else offer.most)
-        for offer in offers
-    )
-    if allowed and not gains and short_then >= short_now - 1e-6:
-        return _decision(kept, columns, kept.objective, present)
-    return _decision(best, columns, kept.objective, present)
+    program = _Program(terms, offers, present, forecast, policy, total)
+    kept = program.kept()
+    # It needs NumPy, which only a pool with several offers has.
+    from turboserve.autoscaler.control.composition_search import CompositionSearch
 
-
-def _build(
-    linear: LinearProgram,
-    terms: Mapping[str, Terms],
-    offers: Sequence[Offer],
-    present: Composition,
-    wanted: Mapping[SessionClass, float],
-    policy: CompositionPolicy,
-) -> _Columns:
-    hours = policy.horizon_s / HOUR_S
-    columns = _Columns({}, {}, [])
-    places: dict[SessionClass, list[tuple[int, float]]] = {one: [] for one in wanted}
-    by_kind: dict[str, list[Offer]] = {}
-    for offer in offers:
-        by_kind.setdefault(offer.kind, []).append(offer)
-    for kind, of_kind in by_kind.items():
-        its = terms[kind]
-        had = sum(present.get(offer.key, 0) for offer in of_kind)
-        # A pool above its limit may keep what it has.
-        most = float(max(its.most, had))
-        hired = linear.column()
-        columns.prices.append((hired, its.price * (its.start_s - its.switch_s) / HOUR_S))
-        all_workers, all_new = [], []
-        for offer in of_kind:
-            of_offer = most if offer.most is None else min(float(offer.most), most)
-            count = linear.column(min(float(offer.least), of_offer), of_offer, integral=True)
-            new = linear.column()
-            columns.workers[offer.key] = count
-            columns.prices += [(count, its.price * hours), (new, its.price * its.switch_s / HOUR_S)]
-            linear.row([(new, 1.0), (count, -1.0)], lower=-float(present.get(offer.key, 0)))
-            all_workers.append((count, 1.0))
-            all_new.append((new, 1.0))
-            _serve(linear, offer.capability, count, places, policy.utilization)
-        linear.row(all_workers, upper=most)
-        # Of the new workers of all offers, as many are hired as the kind grows; the others are switched.
-        linear.row([(hired, 1.0), *((column, -1.0) for column, _ in all_workers)], lower=-float(had))
-        linear.row([*all_new, (hired, -1.0)], lower=0.0)
-    for one, sessions in wanted.items():
-        short = columns.short[one] = linear.column(0.0, sessions)
-        columns.prices.append((short, policy.shortage_price * hours))
-        linear.row([*places[one], (short, 1.0)], lower=sessions)
-    return columns
-
-
-def _serve(
-    linear: LinearProgram,
-    capability: Capability,
-    workers: int,
-    places: dict[SessionClass, list[tuple[int, float]]],
-    utilization: float,
-) -> None:
-    """Add the sessions that the workers of one offer serve: their polytope."""
-    time_terms, byte_terms = [], []
-    for one, terms in places.items():
-        if capability.serves(one):
-            column = linear.column()
-            terms.append((column, 1.0))
-            time_terms.append((column, 1.0 / capability.sessions[one]))
-            if capability.memory_bytes and (size := capability.state_bytes.get(one, 0)):
-                byte_terms.append((column, size / capability.memory_bytes))
-    if time_terms:
-        linear.row([*time_terms, (workers, -utilization)], upper=0.0)
-    if byte_terms:
-        linear.row([*byte_terms, (workers, -1.0)], upper=0.0)
-
-
-def _decision(
-    solution: Solution, columns: _Columns, present_cost: float, present: Composition
-) -> CompositionDecision:
-    composition = {key: round(solution.values[column]) for key, column in columns.workers.items()}
-    composition = {key: count for key, count in composition.items() if count}
+    search = CompositionSearch(program.costs, program.solve)
+    best = search.run(kept)
+    gains = best.cost < kept.cost * (1 - policy.least_gain)
+    if search.is_possible(kept) and not gains and sum(best.missing) >= sum(kept.missing) - LEAST_SHORT:
+        best = kept
+    counts = zip(program.offers, best.counts, strict=True)
+    composition = {offer.key: round(count) for offer, count in counts if round(count)}
     return CompositionDecision(
         composition,
-        solution.objective,
-        present_cost,
-        {one: solution.values[column] for one, column in columns.short.items()},
+        best.cost,
+        kept.cost,
+        dict(zip(program.wanted, best.missing, strict=True)),
         composition != {key: count for key, count in present.items() if count},
+    )
+
+
+class _Program:
+    """The linear program of the costs, for numbers of workers that are given or may be fractions."""
+
+    def __init__(
+        self,
+        terms: Mapping[str, Terms],
+        offers: Sequence[Offer],
+        present: Composition,
+        forecast: Mapping[SessionClass, float],
+        policy: CompositionPolicy,
+        total: int | None,
+    ) -> None:
+        hours = policy.horizon_s / HOUR_S
+        self.offers = offers
+        self.wanted = {one: count for one, count in forecast.items() if count > 0}
+        self.costs = _costs_of_workers(terms, offers, present, hours, total)
+        self._linear = LinearProgram()
+        self._shortage = policy.shortage_price * hours
+        self._places: dict[SessionClass, list[tuple[int, float]]] = {one: [] for one in self.wanted}
+        self._prices: list[tuple[int, float]] = []
+        self._counts = [self._linear.column() for _ in offers]
+        self._limits = [
+            self._serve(offer.capability, count, policy.utilization)
+            for offer, count in zip(offers, self._counts, strict=True)
+        ]
+        self._pay_workers()
+        self._short = [self._linear.column(0.0, sessions) for sessions in self.wanted.values()]
+        self._prices += [(column, self._shortage) for column in self._short]
+        self._served = [
+            self._linear.row([*self._places[one], (short, 1.0)], lower=sessions)
+            for (one, sessions), short in zip(self.wanted.items(), self._short, strict=True)
+        ]
+        self._total = self._linear.row([(count, 1.0) for count in self._counts])
+        self._is_priced = False
+
+    def _pay_workers(self) -> None:
+        linear, costs = self._linear, self.costs
+        for kind, (most, hired_price) in enumerate(zip(costs.most, costs.hired, strict=True)):
+            places = [place for place, its in enumerate(costs.kinds) if its == kind]
+            of_kind = [(self._counts[place], 1.0) for place in places]
+            hired = linear.column()
+            for place in places:
+                new = linear.column()
+                self._prices += [(self._counts[place], costs.price[place]), (new, costs.new[place])]
+                linear.row([(new, 1.0), (self._counts[place], -1.0)], lower=-costs.present[place])
+            linear.row(of_kind, upper=most)
+            # Of the new workers of all offers, as many are hired as the kind grows; the others are switched.
+            self._prices.append((hired, hired_price))
+            had = sum(costs.present[place] for place in places)
+            linear.row([(hired, 1.0), *((column, -1.0) for column, _ in of_kind)], lower=-had)
+
+    def _serve(self, capability: Capability, workers: int, utilization: float) -> list[tuple[int, float]]:
+        """Add the sessions that the workers of one offer serve: their polytope.
+
+        Returns its rows, and how much of each a worker is.
+        """
+        time_terms, byte_terms, found = [], [], list[tuple[int, float]]()
+        for one, terms in self._places.items():
+            if capability.serves(one):
+                column = self._linear.column()
+                terms.append((column, 1.0))
+                time_terms.append((column, 1.0 / capability.sessions[one]))
+                if capability.memory_bytes and (size := capability.state_bytes.get(one, 0)):
+                    byte_terms.append((column, size / capability.memory_bytes))
+        if time_terms:
+            found.append((self._linear.row([*time_terms, (workers, -utilization)], upper=0.0), utilization))
+        if byte_terms:
+            found.append((self._linear.row([*byte_terms, (workers, -1.0)], upper=0.0), 1.0))
+        return found
+
+    def kept(self) -> Numbers:
+        """Return what the present workers cost, whatever the limits are."""
+        found = self.solve(self.costs.present, self.costs.present)
+        if self.costs.total is not None:
+            self._linear.bound_row(self._total, float(self.costs.total), float(self.costs.total))
+        return found
+
+    def solve(self, lower: Sequence[float], upper: Sequence[float]) -> Numbers:
+        """Return the optimum between these limits. Raises SolverError."""
+        self._linear.bound_columns(self._counts, lower, upper)
+        # The objective stays.
+        solution = self._linear.again() if self._is_priced else self._linear.minimize(self._prices)
+        self._is_priced = True
+        # Dual prices times a factor bound the costs too, if no session costs more than without a place.
+        duals = [solution.duals[row] for row in self._served]
+        dearest = max(duals, default=0.0)
+        factor = self._shortage / dearest if dearest > LEAST_DUAL * self._shortage else 0.0
+        return Numbers(
+            [solution.values[column] for column in self._counts],
+            solution.objective,
+            [solution.values[column] for column in self._short],
+            factor * sum(dual * sessions for dual, sessions in zip(duals, self.wanted.values(), strict=True)),
+            [factor * sum(solution.duals[row] * part for row, part in rows) for rows in self._limits],
+        )
+
+
+def _costs_of_workers(
+    terms: Mapping[str, Terms], offers: Sequence[Offer], present: Composition, hours: float, total: int | None
+) -> WorkerCosts:
+    kinds = list(dict.fromkeys(offer.kind for offer in offers))
+    its = [terms[kind] for kind in kinds]
+    of_offers = [terms[offer.kind] for offer in offers]
+    now = [float(present.get(offer.key, 0)) for offer in offers]
+    had = Counter[str]()
+    for offer in offers:
+        had[offer.kind] += present.get(offer.key, 0)
+    # A pool above its limit may keep what it has.
+    most = [float(max(terms[kind].most, had[kind])) for kind in kinds]
+    upper = [
+        of_kind if offer.most is None else min(float(offer.most), of_kind)
+        for offer in offers
+        for of_kind in [most[kinds.index(offer.kind)]]
+    ]
+    return WorkerCosts(
+        kinds=[kinds.index(offer.kind) for offer in offers],
+        price=[one.price * hours for one in of_offers],
+        # A worker that starts sooner than another one switches is hired.
+        new=[one.price * min(one.switch_s, one.start_s) / HOUR_S for one in of_offers],
+        hired=[one.price * max(one.start_s - one.switch_s, 0.0) / HOUR_S for one in its],
+        present=now,
+        lower=[min(float(offer.least), limit) for offer, limit in zip(offers, upper, strict=True)],
+        upper=upper,
+        most=most,
+        total=total,
     )

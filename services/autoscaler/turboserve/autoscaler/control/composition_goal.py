@@ -24,8 +24,6 @@ FREE = 0.01
 """What a worker without a price counts, as a part of the cheapest price: so no more run than are needed."""
 SHORTAGE_PRICE = 100.0
 """Least price of a session without a place for an hour. It exceeds that of every worker."""
-PROGRAM_S = 3.0
-"""Limit of each of the up to three programs of a goal. After it, the best composition so far counts."""
 SILENT_S = 10.0
 """Time after which a solver without an answer counts as failed, until it answers."""
 ROUNDS = 3
@@ -180,8 +178,6 @@ class CompositionGoal:
             utilization=1.0,
             least_gain=LEAST_GAIN,
             shortage_price=max(SHORTAGE_PRICE, 10.0 * dearest),
-            gap=0.0,
-            time_limit_s=PROGRAM_S,
         )
         self.sizes: Sizes = dict(sizes)
         """The sizes to have."""
