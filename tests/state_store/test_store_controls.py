@@ -90,17 +90,6 @@ async def test_a_control_from_its_value_to_the_chunk_that_shows_it(api: Harness)
     assert (await api.get(record.id)).controls == {"camera": {"yaw": 12.5}}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "field", "limit"),
-    [
-        ("steer", "up", "value", "left, right, stop"),
-        ("steer", {"yaw": 1}, "value", "left, right, stop"),
-        ("camera", {"yaw": 90.5}, "value.yaw", 90),
-        ("camera", {}, "value", "required"),
-        ("camera", {"yaw": 1, "roll": 2}, "value", "additionalProperties"),
-        ("fly", "left", "name", "camera, steer"),
-    ],
-)
 async def test_a_state_store_that_knows_no_values_leaves_those_of_a_row(
     api: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +104,17 @@ async def test_a_state_store_that_knows_no_values_leaves_those_of_a_row(
     assert (row.prompt, row.controls) == ("a blue square", {"steer": "left"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "field", "limit"),
+    [
+        ("steer", "up", "value", "left, right, stop"),
+        ("steer", {"yaw": 1}, "value", "left, right, stop"),
+        ("camera", {"yaw": 90.5}, "value.yaw", 90),
+        ("camera", {}, "value", "required"),
+        ("camera", {"yaw": 1, "roll": 2}, "value", "additionalProperties"),
+        ("fly", "left", "name", "camera, steer"),
+    ],
+)
 async def test_a_value_outside_the_schema_is_refused_with_field_and_limit(
     api: Harness, name: str, value: Any, field: str, limit: object
 ) -> None:
