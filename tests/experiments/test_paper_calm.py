@@ -138,7 +138,8 @@ class TestReport:
             if name == "autoscaling":
                 results[cell] = {"setting": None}
         report = calm.report(scale, results)
-        assert report.keys() == KEYS
+        assert report.keys() == {*KEYS, "draws"}
+        assert report["draws"] == 1
         base = report["ours"][calm.FIGURE4]["base"]
         assert base["difference_percent"]["cost_worker_s"]["mean"] == pytest.approx(1.0)
         assert base["difference_percent"]["migrations"] is None

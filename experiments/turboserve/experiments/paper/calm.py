@@ -164,6 +164,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
         "ours": ours,
         "interval": {"largest_cost_difference_percent": cost, "largest_late_difference_percent": late},
         "ratio": None,
+        "draws": len({cell.arguments[2] for cell in results}),
         "wanted": WANTED,
         "met": {
             "cost_difference_percent": _within(cost, WANTED["cost_difference_percent"]),

@@ -22,15 +22,15 @@ class Source:
     file: str
     value: Mapping[str, Any]
 
-    @property
-    def text(self) -> str:
-        """Say when and where the file was made."""
+    def text(self, draws: int | None = None) -> str:
+        """Say when and where the file was made. `draws`: of an experiment that has its own number."""
         its = self.value
         parts = [its.get("at", ""), f"source {its['source']}" if "source" in its else "",
                  its.get("machine", {}).get("processor", "")]  # fmt: skip
         if "quick" in its:
             parts.append("quick run" if its["quick"] else "whole run")
-            parts.append(f"{len(its['seeds'])} draws")
+            count = len(its["seeds"]) if draws is None else draws
+            parts.append(f"{count} draw" + "s" * (count != 1))
         return f"{self.file}: {', '.join(part for part in parts if part)}"
 
 
@@ -58,7 +58,7 @@ def sections(sources: Sequence[Source]) -> Iterator[Section]:
                 charts = [*pairs(TITLES[name], results), *more]
                 yield Section(
                     name, results, charts, EXPERIMENTS[name].rows(report), report["met"], report["wanted"],
-                    report["declared"], source.text,
+                    report["declared"], source.text(report.get("draws")),
                 )  # fmt: skip
         found = source.value.get(UNSEEN)
         if found:
@@ -69,7 +69,7 @@ def sections(sources: Sequence[Source]) -> Iterator[Section]:
                 for system in ("learned", "shipped_table")
             ]
             charts = pairs("Cost at equal lateness, with the best constant known beforehand", results)
-            yield Section(UNSEEN, results, charts, rows, source=source.text)
+            yield Section(UNSEEN, results, charts, rows, source=source.text())
 
 
 def _against(row: Mapping[str, Any]) -> str:
