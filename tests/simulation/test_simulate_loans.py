@@ -13,12 +13,13 @@ from tests.simulation.loan_host import LoanHost
 from tests.simulation.simulate_plants import is_found
 from turboserve.simulation import streams
 from turboserve.simulation.faults import CALM, Faults
-from turboserve.simulation.mechanisms import EXCHANGE_LIMITS_S, HOST_WORKERS, Mechanisms
+from turboserve.simulation.mechanisms import EXCHANGE_LIMITS_S, HOST_WORKERS, Mechanisms, with_mechanisms
 from turboserve.simulation.runtime.device.loans import VirtualGroup, VirtualLentForward, VirtualLoans
 from turboserve.simulation.runtime.device.profile import DeviceProfile
 from turboserve.simulation.runtime.process import current
 from turboserve.simulation.scenario import run_scenario, scale_of
 from turboserve.simulation.settings import Scale
+from turboserve.simulation.slow_devices import FORWARDS_OF
 from turboserve.simulation.streams import StreamPlan, StreamScale, run_streams
 from turboserve.simulation.world import World
 from turboserve.worker.engine.engine import Engine
@@ -122,7 +123,23 @@ def test_a_home_that_is_slow_in_each_exchange_is_found_where_the_forward_has_no_
     assert is_found("loans_harmless", range(20), STUTTERING, scale=LENDING, finds=2)
 
 
-def test_seeds_use_loans_only_where_they_are_asked_for_and_then_nothing_else() -> None:
+def test_a_share_of_the_seeds_lends_and_the_others_run_as_before() -> None:
+    for seed in range(400):
+        drawn, without = scale_of(seed), scale_of(seed, may_lend=False)
+        assert not without.host_workers
+        assert drawn == without or drawn.host_workers
+    lending = [scale for scale in map(scale_of, range(400)) if scale.host_workers]
+    assert 30 < len(lending) < 100
+    # Some lend beside each of the others, and some lend alone.
+    for name in ("fidelity", "gather", "rescue_horizon_s", "quality_debt_limit", "host_sessions"):
+        assert len({getattr(scale, name) for scale in lending}) > 1, name
+    every = with_mechanisms(Scale(), 1, Mechanisms.ALL)
+    assert every.host_workers
+    assert (every.fidelity, every.gather) == ("in-time", "tiers")
+    assert not any(scale_of(seed, Mechanisms.NONE).host_workers for seed in range(60))
+
+
+def test_seeds_with_loans_alone_use_no_other_mechanism() -> None:
     lending = [scale_of(seed, Mechanisms.LOANS) for seed in range(60)]
     assert {scale.host_workers for scale in lending} == set(HOST_WORKERS)
     assert {scale.exchange_limit_s for scale in lending} == set(EXCHANGE_LIMITS_S)
@@ -131,8 +148,21 @@ def test_seeds_use_loans_only_where_they_are_asked_for_and_then_nothing_else() -
     for scale in lending:
         used = scale.fidelity, scale.rescue_horizon_s, scale.quality_debt_limit, scale.host_sessions
         assert used == ("best", 0.0, 0.0, 0)
-    others = (Mechanisms.DRAWN, Mechanisms.ALL, Mechanisms.NONE)
-    assert not any(scale_of(seed, one).host_workers for seed in range(60) for one in others)
+
+
+def test_each_device_that_lends_carries_one_session_at_its_floor() -> None:
+    """Without that, its sessions are late for ever: a world with such a device cannot settle."""
+    slow = 0
+    for seed in range(200):
+        for mechanisms in (Mechanisms.DRAWN, Mechanisms.ALL, Mechanisms.LOANS):
+            scale = scale_of(seed, mechanisms)
+            device = scale.profile(1.0)
+            lowest = min(FORWARDS_OF.values()) if device.ladder is not None else 1.0
+            for member in ("local-0", "local-1"):
+                slowdown = scale.slowdown(member)
+                slow += slowdown > 1 and mechanisms is Mechanisms.DRAWN
+                assert slowdown * lowest * device.chunk_s()[1] <= device.config.chunk_media_s
+    assert slow > 0
 
 
 CHUNKS = 14

@@ -52,7 +52,7 @@ def test_a_share_of_the_seeds_draws_each_mechanism_and_the_others_run_as_without
     for name in ("fidelity", "gather", "rescue_horizon_s", "quality_debt_limit", "admission_slot_s"):
         changed = sum(getattr(a, name) != getattr(b, name) for a, b in zip(drawn, without, strict=True))
         assert 40 < changed < 160, name
-    assert sum(a == b for a, b in zip(drawn, without, strict=True)) > 200
+    assert sum(a == b for a, b in zip(drawn, without, strict=True)) > 150
     every = with_mechanisms(Scale(), 1, Mechanisms.ALL)
     assert (every.fidelity, every.gather) == ("in-time", "tiers")
     assert min(every.rescue_horizon_s, every.quality_debt_limit, every.admission_slot_s or 0) > 0

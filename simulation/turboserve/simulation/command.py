@@ -112,8 +112,8 @@ def run(
         Mechanisms,
         typer.Option(
             help="With faults: in which seeds workers lower quality, gather by tiers and have more sessions "
-            "than slabs, schedulers rescue late chunks, the pool absorbs, and admission forecasts slots. "
-            "`loans`: in all, workers lend each other their devices, and nothing of these is used."
+            "than slabs or lend each other their devices, schedulers rescue late chunks, the pool absorbs, "
+            "and admission forecasts slots. `loans`: in all, workers lend, and nothing else is used."
         ),
     ] = Mechanisms.DRAWN,
     models: Annotated[
@@ -191,7 +191,7 @@ def run(
     outcomes, unequal = list[ScenarioOutcome](), list[int]()
     for each in chosen:
         scale = replace(
-            scale_of(each, mechanisms),
+            scale_of(each, mechanisms, may_lend=models == 1 and not (offers or roles)),
             placement=placement,
             rebalancer=rebalancer,
             **{name: value for name, value in replaced.items() if value is not None},  # type: ignore[arg-type]

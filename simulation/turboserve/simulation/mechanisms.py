@@ -20,6 +20,8 @@ HOST_SESSIONS = (1, 1, 2, 3)
 """Choices for the number of sessions beyond the slabs."""
 COPIES_S = (0.01, 0.1, 0.3)
 """Choices for the time of a copy of a state between slab and host."""
+LOANS_IN = 0.15
+"""Share of the seeds whose workers lend each other their devices."""
 HOST_WORKERS = (2, 3)
 """Choices for the number of workers of one host."""
 LENDING_SLOTS = 3
@@ -44,14 +46,16 @@ class Mechanisms(StrEnum):
 WITHOUT_SLACK = (Mechanisms.NONE, Mechanisms.LOANS)
 
 
-def with_mechanisms(scale: Scale, seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
+def with_mechanisms(
+    scale: Scale, seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN, *, may_lend: bool = True
+) -> Scale:
     """Return the deployment with its mechanisms. The seed also draws their parameters.
 
     The draws are independent of all others of the seed. So a seed without mechanisms runs as before.
+    `may_lend`: whether the deployment's workers can lend each other their devices.
     """
-    return _with_loans(
-        _with_residency(_with_slack(scale, seed, mechanisms), seed, mechanisms), seed, mechanisms
-    )
+    scale = _with_residency(_with_slack(scale, seed, mechanisms), seed, mechanisms)
+    return _with_loans(scale, seed, mechanisms) if may_lend else scale
 
 
 def without_residency(scale: Scale) -> Scale:
@@ -63,7 +67,8 @@ def without_residency(scale: Scale) -> Scale:
 def _with_loans(scale: Scale, seed: int, mechanisms: Mechanisms) -> Scale:
     chance = random.Random(f"host loans {seed}")
     host_workers, limit_s = chance.choice(HOST_WORKERS), chance.choice(EXCHANGE_LIMITS_S)
-    if mechanisms is not Mechanisms.LOANS:
+    used = chance.random() < LOANS_IN
+    if mechanisms is Mechanisms.NONE or (mechanisms is Mechanisms.DRAWN and not used):
         return scale
     workers = max(2, scale.workers)
     return replace(

@@ -65,8 +65,11 @@ def percentiles(values: list[float]) -> dict[str, float | None]:
     return {f"p{share}": float(np.percentile(values, share)) if values else None for share in (50, 99)}
 
 
-def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
-    """Draw the size of this seed's deployment, its mechanisms and its tenants."""
+def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN, *, may_lend: bool = True) -> Scale:
+    """Draw the size of this seed's deployment, its mechanisms and its tenants.
+
+    `may_lend`: see `with_mechanisms`. Workers of several classes and workers that only denoise cannot.
+    """
     chance = random.Random(f"scale {seed}")
     workers = chance.choice(WORKERS)
     scale = Scale(
@@ -76,7 +79,7 @@ def scale_of(seed: int, mechanisms: Mechanisms = Mechanisms.DRAWN) -> Scale:
         gateways=chance.choice(GATEWAYS),
         stores=chance.choice(STORES),
     )
-    return with_tenants(with_mechanisms(scale, seed, mechanisms), seed)
+    return with_tenants(with_mechanisms(scale, seed, mechanisms, may_lend=may_lend), seed)
 
 
 def with_classes(scale: Scale, seed: int) -> Scale:

@@ -239,8 +239,10 @@ class Scale:
 
     def slowdown(self, member: str | None) -> float:
         """Return how many times longer than declared the device of a pool member's worker computes."""
-        declared = self.fidelity != BEST or self.rescue_horizon_s > 0 or not (self.host_workers and member)
-        return 1.0 if declared or int(str(member).rpartition("-")[2]) % 2 else UNEVEN_SLOWDOWN
+        # What decides by declared times, or lets late sessions wait for ever, has devices that keep them.
+        declared = self.fidelity != BEST or self.rescue_horizon_s > 0 or self.gather != GATHER
+        uneven = self.host_workers and member and not declared and not int(member.rpartition("-")[2]) % 2
+        return UNEVEN_SLOWDOWN if uneven else 1.0
 
     def _models_of(self, member: str) -> str:
         """Return the classes of a worker in a pool member, with commas between them."""
