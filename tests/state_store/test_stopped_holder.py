@@ -215,7 +215,9 @@ async def test_locks_of_a_process_that_is_stopped_between_two_steps_of_a_stateme
                     database.exclusive(exclusive_key) as unit,
                     database.transaction() as db,
                 ):
-                    assert await lock.acquire()
+                    if not await lock.acquire():
+                        # The server has not yet ended the connection before this one.
+                        continue
                     assert await db.progress.move(cursor, 0, 1)
                     for connection in (lock._connection, unit.connection, db.connection):
                         await first_step(connection)
