@@ -13,7 +13,7 @@ const LEFT = 8;
 /** Classes of bars, the worst first. */
 export const CLASSES = [
   ["late", "late: the viewer had nothing left"],
-  ["lowered", "lower quality"],
+  ["lowered", "below the best configuration"],
   ["urgent", "urgent"],
   ["normal", "normal"],
   ["relaxed", "relaxed"],
@@ -187,7 +187,7 @@ function nameOf(worker) {
 
 function words({ bar, lane, worker }) {
   const chunks = bar.chunks === 1 ? `chunk ${bar.first}` : `${bar.chunks} chunks from ${bar.first}`;
-  const more = [bar.tier, bar.late ? `${bar.late} late` : "", bar.lowered ? `${bar.lowered} of lower quality` : ""];
+  const more = [bar.tier, bar.late ? `${bar.late} late` : "", bar.lowered ? `${bar.lowered} below the best configuration` : ""];
   const tenant = lane.tenant ? ` of ${lane.tenant}` : "";
   return `${clock(bar.ended_at)}: ${lane.session}${tenant} on ${worker.worker}, ${[chunks, ...more].filter(Boolean).join(", ")}`;
 }

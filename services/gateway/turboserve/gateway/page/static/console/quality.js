@@ -1,15 +1,15 @@
-// Late chunks, chunks of lower quality, and how urgent the sessions of each worker are now.
+// Late chunks, chunks below the best configuration, and how urgent the sessions of each worker are now.
 
 import { keyed, number, setCells, showEmpty, tableRow } from "./elements.js";
 import { Plot, pointsOf } from "./plot.js";
 
 const at = (id) => document.getElementById(id);
 const chunks = new Plot(at("plot-late"), {
-  title: "Late chunks, and chunks of lower quality",
+  title: "Late chunks, and chunks below the best configuration",
   unit: "chunks",
   series: [
     { key: "late", label: "late" },
-    { key: "lowered", label: "lower quality" },
+    { key: "lowered", label: "below the best" },
   ],
 });
 const debt = new Plot(at("plot-debt"), {
