@@ -19,7 +19,8 @@ class Settings(Shared):
     """Addresses of the two databases, limits, and how much data is kept for how long."""
 
     postgres_url: SecretStr = SecretStr("postgresql://turboserve@127.0.0.1:5432/turboserve")
-    """Address of Postgres 14 or later, which holds the authoritative rows."""
+    """Address of Postgres 14 or later, which holds the authoritative rows. Locks and time limits belong to a
+    session of Postgres: no pooler may divide it among clients, as PgBouncer does in transaction mode."""
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     """Address of Redis, which holds data that may be lost: playheads and latents."""
     postgres_pool: int = Field(default=12, ge=4)
