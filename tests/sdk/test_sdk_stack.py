@@ -184,9 +184,10 @@ def test_the_command_line_leads_a_session_from_creation_to_end(
         return result.output.strip()
 
     given = ("--control", "steer=left", "--record")
-    name = turboserve("create", "a red circle moving left", "--seed", "7", *given)
+    name = turboserve("create", "a red circle moving left", "--seed", "7", "--pin", *given)
     info = json.loads(turboserve("show", name))
     assert (info["seed"], info["controls"]) == (7, {"steer": "left"})
+    assert info["quality"] == {"floor": None, "pin": True}
     assert info["recording"].startswith("rec_")
     assert "is not NAME=VALUE" in turboserve("create", "a", "--control", "steer", status=1)
     assert "No such file" in turboserve("create", "a", "--control", "first=@no.png", status=1)

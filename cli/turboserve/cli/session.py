@@ -33,6 +33,10 @@ def create(
     model: Annotated[str | None, typer.Option(help="Model. The default is the gateway's.")] = None,
     size: Size = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the noise. The default is random.")] = None,
+    pin: Annotated[
+        bool,
+        typer.Option("--pin", help="Lower no chunk: equal prompts and seeds then give the same video."),
+    ] = False,
     control: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,8 +54,11 @@ def create(
     """Create a session, and print its id."""
     width, height = sides(size)
     more: dict[str, Any] = {"controls": initial_values(control or ()) or None, "record": record or None}
+    quality = {"pin": True} if pin else None
     with connected(url, data, key) as client:
-        session = client.create(prompt, model=model, width=width, height=height, seed=seed, **more)
+        session = client.create(
+            prompt, model=model, width=width, height=height, seed=seed, quality=quality, **more
+        )
         typer.echo(json_text(session.info) if as_json else session.id)
 
 
