@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.worker.state_page_helpers import copy, frozen
+from tests.worker.test_engine_decode_apart import elsewhere
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.engine.fidelity_policy import FIDELITY_POLICIES
@@ -37,10 +38,22 @@ def spec(name: str, **limits: Any) -> SessionSpec:
 
 
 def crowded(
-    make_driver: MakeDriver, ladder: FidelityLadder, policy: str, count: int = 3, **limits: Any
+    make_driver: MakeDriver,
+    ladder: FidelityLadder,
+    policy: str,
+    count: int = 3,
+    *,
+    apart: bool = False,
+    **limits: Any,
 ) -> Any:
-    """A driver with sessions whose viewers play, on a device that is too slow for them."""
-    driver = slow(make_driver(slabs=4, profiles=SLOW, ladder=ladder, fidelity=policy, playhead_trust_s=1e9))
+    """A driver with sessions whose viewers play, on a device that is too slow for them.
+
+    `apart`: a decode worker decodes their chunks.
+    """
+    options = {"profiles": SLOW, "ladder": ladder, "fidelity": policy, "playhead_trust_s": 1e9}
+    driver = slow(make_driver(slabs=4, decode_apart=apart, **options))
+    if apart:
+        elsewhere(driver)
     for number in range(count):
         driver.engine.admit(spec(f"s{number}", **limits), driver.now)
         driver.engine.playhead(f"s{number}", 0.0, now=driver.now)
@@ -76,6 +89,21 @@ def test_a_crowded_engine_lowers_chunks_and_says_so(make_driver: MakeDriver, lad
     assert found <= {None, *(rung.fidelity for rung in ladder.rungs[1:])}
 
 
+def test_chunks_that_are_decoded_elsewhere_are_lowered_alike(
+    make_driver: MakeDriver, ladder: FidelityLadder
+) -> None:
+    together, apart = (
+        chunks_of(crowded(make_driver, ladder, "in-time", apart=apart), 12) for apart in (False, True)
+    )
+    assert {chunk.lowered for chunk in together} == {True, False}
+    choices = [
+        [(chunk.session, chunk.index, chunk.fidelity, chunk.lowered) for chunk in made]
+        for made in (together, apart)
+    ]
+    assert choices[0] == choices[1]
+    assert all(torch.equal(a.frames, b.frames) for a, b in zip(together, apart, strict=True))
+
+
 @pytest.mark.parametrize("policy", FIDELITY_POLICIES.names)
 @pytest.mark.parametrize("limits", [{"pinned": True}, {"floor": 0.96}])
 def test_limits_hold_under_every_policy(
@@ -104,7 +132,7 @@ def test_a_policy_that_ignores_the_limits_is_corrected(
     assert {chunk.fidelity for chunk in chunks_of(driver, 6)} == {None}
 
 
-def test_the_default_policy_and_a_lone_rung_change_nothing(
+def test_the_policy_best_and_a_lone_rung_change_nothing(
     make_driver: MakeDriver, ladder: FidelityLadder
 ) -> None:
     """Bit-equal chunks in the same order, whether the mechanism is off, without a ladder, or without need."""
