@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -11,14 +11,14 @@ import pytest
 
 from turboserve.allocation.classes import Capability, SessionClass
 from turboserve.allocation.linear import SolverError
-from turboserve.autoscaler.control import composition_search
+from turboserve.autoscaler.control import composition, composition_search
 from turboserve.autoscaler.control.composition import HOUR_S, CompositionPolicy, Offer, Terms, decide
 from turboserve.autoscaler.control.composition_numbers import Numbers
 from turboserve.autoscaler.control.transition import StepKind, Transition, plan, share_with_places
 from turboserve.experiments.mixed.composing import drawn_case, optimum_cost, oracle_cost
 from turboserve.experiments.mixed.random_search import RandomSearch
 
-A, B = SessionClass("a"), SessionClass("b")
+A, B, C = SessionClass("a"), SessionClass("b"), SessionClass("c")
 TERMS = {"k": Terms(price=2.0, most=6)}
 ONLY_A = Offer("k", ("a",), Capability({A: 4}))
 ONLY_B = Offer("k", ("b",), Capability({B: 2}))
@@ -140,6 +140,89 @@ def test_no_bound_exceeds_what_sessions_without_a_place_cost(
             for bound in bounds:
                 slopes = zip(bound.slopes, one.counts, strict=True)
                 assert bound.at_zero + sum(slope * count for slope, count in slopes) <= costs + 1e-4
+
+
+def several(*capabilities: Mapping[SessionClass, int]) -> list[Offer]:
+    """Return offers of one kind, by what they serve."""
+    return [Offer("k", tuple(one.model for one in each), Capability(each)) for each in capabilities]
+
+
+HUGE = 10**9
+
+
+@pytest.mark.parametrize(
+    ("price", "most", "offers", "present", "forecast"),
+    [
+        # A value exceeds its limit by more than the solver's tolerance: the rounding did not end.
+        (
+            1.0,
+            9,
+            several({A: 10**6}, {B: 1}, {C: 10**6}, {A: 3, B: 100}, {A: 1, C: 100}),
+            (2, 2, 1, 2, 2),
+            {A: HUGE, B: 10**6, C: HUGE},
+        ),
+        # Simplex without presolve ends with no result.
+        (
+            1e-4,
+            6,
+            several({A: 100}, {B: 1}, {C: 100}, {A: 3, B: 3}, {B: 100, C: 10**6}),
+            (1, 2, 1, 2, 0),
+            {A: 10**6, B: HUGE, C: HUGE},
+        ),
+    ],
+    ids=["limit", "presolve"],
+)
+def test_numbers_of_very_unlike_size_have_a_decision(
+    price: float,
+    most: int,
+    offers: list[Offer],
+    present: tuple[int, ...],
+    forecast: Mapping[SessionClass, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = composition_search.CompositionSearch._tried
+
+    def limited(
+        search: composition_search.CompositionSearch, lower: Sequence[float], upper: Sequence[float]
+    ) -> Numbers:
+        assert search.programs < 1_000, "the search does not end"
+        return tried(search, lower, upper)
+
+    monkeypatch.setattr(composition_search.CompositionSearch, "_tried", limited)
+    offers[-1] = replace(offers[-1], least=1)
+    offers[1], offers[3] = replace(offers[1], most=1), replace(offers[3], least=1, most=0)
+    terms = {"k": Terms(price, 0, 60.0, 0.0)}
+    now = dict(zip((offer.key for offer in offers), present, strict=True))
+    decision = decide(terms, offers, now, forecast, CompositionPolicy(1800.0, 1.0, least_gain=1e-6))
+    assert sum(decision.composition.values()) == most
+
+
+@pytest.mark.parametrize("few", [0, 20_000], ids=["exchanges", "all"])
+def test_a_session_that_needs_a_millionth_of_a_worker_has_one(
+    few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition_search, "FEW", few)
+    decision = decide(TERMS, several({A: 2 * 10**6}, {B: 2}), {}, {A: 1, B: 1}, FULL)
+    assert decision.composition == {ONLY_A.key: 1, ONLY_B.key: 1}
+    assert sum(decision.shortage.values()) == pytest.approx(0.0)
+
+
+def test_numbers_of_workers_that_the_solver_fails_on_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one of many would leave the pool without a decision."""
+    case = drawn_case(3, kinds=2, models=2, most=2)
+    solve, fixed = composition._Program.solve, list[Sequence[float]]()
+
+    def fails(program: composition._Program, lower: Sequence[float], upper: Sequence[float]) -> Numbers:
+        if lower == upper and lower != program.costs.present:
+            fixed.append(lower)
+            if len(fixed) > 1:
+                raise SolverError("no optimum: Unknown")
+        return solve(program, lower, upper)
+
+    monkeypatch.setattr(composition._Program, "solve", fails)
+    decision = decide(case.terms, case.offers, case.present, case.forecast)
+    assert decision.composition
+    assert 3 < len(fixed) < composition_search.PROGRAMS
 
 
 # The way there

@@ -110,10 +110,17 @@ class LinearProgram:
         """Return the optimum of the last objective, with other bounds. Raises as `minimize`."""
         import highspy
 
-        highs = self._highs
+        highs, statuses = self._highs, highspy.HighsModelStatus
         highs.run()
         status = highs.getModelStatus()
-        if status != highspy.HighsModelStatus.kOptimal:
+        if status not in (statuses.kOptimal, statuses.kInfeasible, statuses.kUnbounded):
+            # Numbers of very unlike size need presolve, and another basis than the last one.
+            highs.clearSolver()
+            highs.setOptionValue("presolve", "on")
+            highs.run()
+            highs.setOptionValue("presolve", "choose" if any(self._integral) else "off")
+            status = highs.getModelStatus()
+        if status != statuses.kOptimal:
             raise SolverError(f"no optimum: {highs.modelStatusToString(status)}")
         solution = highs.getSolution()
         duals = () if any(self._integral) else list(solution.row_dual)

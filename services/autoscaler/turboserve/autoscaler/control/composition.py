@@ -225,8 +225,10 @@ class _Program:
         duals = [solution.duals[row] for row in self._served]
         dearest = max(duals, default=0.0)
         factor = self._shortage / dearest if dearest > LEAST_DUAL * self._shortage else 0.0
+        # Values may be beyond their limits by more than the solver's tolerance.
+        found = zip(self._counts, lower, upper, strict=True)
         return Numbers(
-            [solution.values[column] for column in self._counts],
+            [min(max(solution.values[column], least), most) for column, least, most in found],
             solution.objective,
             [solution.values[column] for column in self._short],
             factor * sum(dual * sessions for dual, sessions in zip(duals, self.wanted.values(), strict=True)),

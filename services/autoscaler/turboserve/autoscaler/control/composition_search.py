@@ -33,7 +33,7 @@ EXCHANGES = ((2, 1), (2, 2))
 MANY = 300_000
 """Exchanges that are too many to look at. Smaller ones have to do."""
 PROGRAMS = 150
-"""Most linear programs."""
+"""Linear programs after which no further numbers are tried."""
 LEAST_SAVING = 1e-6
 """Part of the cost that other numbers must save."""
 JUMP = 0.02
@@ -73,7 +73,7 @@ class CompositionSearch:
         best = self._rounded(self._tried(self._lower.tolist(), self._upper.tolist()))
         if self.is_possible(known) and known.cost <= best.cost:
             best = known
-        if prod(self._upper - self._lower + 1) > FEW:
+        if prod((self._upper - self._lower + 1).astype(int).tolist()) > FEW:
             return self._exchanged(best)
         points = self._all_points()
         return self._cheapest(points, self._cost_of_workers(points), best)
@@ -113,7 +113,9 @@ class CompositionSearch:
             if rounded is None:
                 raise SolverError("no optimum: no whole numbers of workers")
             numbers, (lower, upper) = rounded
-        return numbers
+        # A little of a worker serves a session where one serves a million.
+        whole = [float(round(count)) for count in numbers.counts]
+        return numbers if whole == numbers.counts else self._tried(whole, whole)
 
     def _exchanged(self, best: Numbers) -> Numbers:
         """Exchange workers until no exchange saves anything."""
@@ -140,10 +142,14 @@ class CompositionSearch:
                 break
             place = int(least.argmin())
             counts = candidates[place].tolist()
-            tried = self._tried(counts, counts)
+            least[place] = inf
+            try:
+                tried = self._tried(counts, counts)
+            except SolverError:
+                # What is known so far is better than no decision.
+                continue
             if tried.at_zero:
                 least = np.maximum(least, workers + candidates @ self._slopes[-1] + self._at_zero[-1])
-            least[place] = inf
             if tried.cost < _enough(best):
                 best = tried
                 if first:
