@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.errors import NoCapacityError
 from turboserve.contracts.pool import LoadFeedback, PoolStatus
@@ -218,6 +219,18 @@ def test_feedback_says_what_decode_workers_carry_and_k_without_them() -> None:
     bench.report("b", phase=WorkerPhase.DRAINING)
     bench.pass_time(1.5)
     assert (bench.feedback[-1].decoding, bench.feedback[-1].capacity) == (None, 2)
+
+
+def test_false_numbers_of_decode_workers_do_not_end_the_scheduler() -> None:
+    bench = Bench("a", "b")
+    most = NUMBER_LIMIT
+    for worker in ("a", "b"):
+        known = DecodeCapacity(workers=2, sessions=most, denoised=most, each={"x": most, "y": most})
+        bench.report(worker, decoding=known)
+    bench.pass_time(1.5)
+    told = bench.feedback[-1]
+    assert told.decoding == DecodeCapacity(workers=2, sessions=most, denoised=most)
+    assert told.capacity == 4
 
 
 def test_sessions_beyond_k_go_to_a_new_worker_and_no_migration_fills_one_beyond_k() -> None:

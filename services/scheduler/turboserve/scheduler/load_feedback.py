@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
+from turboserve.contracts.base import NUMBER_LIMIT
 from turboserve.contracts.decoding import DecodeCapacity
 from turboserve.contracts.loans import LoanRole
 from turboserve.contracts.pool import LoadFeedback
@@ -211,9 +212,10 @@ def _decoding(rooms: list[ClassRoom]) -> DecodeCapacity | None:
     # A worker that names none asks the same ones.
     unnamed = [(one.workers, one.sessions) for one in known if not one.each]
     workers, sessions = max([(len(each), sum(each.values())), *unnamed])
+    # One false report must not end the scheduler. The autoscaler refuses numbers of this size.
     return DecodeCapacity(
         workers=workers,
-        sessions=sessions,
-        denoised=sum([room.denoised for room in rooms]),
+        sessions=min(sessions, NUMBER_LIMIT),
+        denoised=min(sum([room.denoised for room in rooms]), NUMBER_LIMIT),
         own=sum([room.slots for room in rooms if room.decoding is None]),
     )
