@@ -60,7 +60,7 @@ class Sessions:
         log: LogStatus,
         clock: Clock,
         settings: Settings,
-        found_full: Callable[[str], None],
+        found_full: Callable[[str], None] | None = None,
     ) -> None:
         """`found_full`: see `Admission`."""
         self._database, self._post_commit = database, post_commit
