@@ -209,7 +209,11 @@ def test_a_pool_grows_if_all_its_workers_decode(role: str) -> None:
     grows = role == "both roles"
     assert (harness.sizes[-1] == 9) == grows
     each = loop.controller.advisor.capacity
-    assert loop.decode_sessions == OWN + K + (7 * each if grows else 0)
+    carried = OWN + K + (7 * each if grows else 0)
+    assert loop.decode_sessions == carried
+    # Feedback that is refused counts for admission neither: here one that is older.
+    loop.on_feedback(mixed(40, 1.0).model_copy(update={"decoding": None}), 30.0)
+    assert loop.decode_sessions == carried
 
 
 def test_a_pool_of_several_offers_adds_no_worker_that_only_divides_allotments() -> None:

@@ -71,7 +71,7 @@ class ControlLoop:
         self._own: tuple[LoadFeedback, float] | None = None
         """The last feedback about `model`, and when it came."""
         self._decoding: DecodeCapacity | None = None
-        """What that feedback says of decode workers."""
+        """What the last accepted feedback says of decode workers."""
         self._decodes = False
         """Whether all ready workers of the pool decode themselves."""
         self._waiting: dict[str, float] = {}
@@ -152,16 +152,20 @@ class ControlLoop:
             if self._own is not None and self._is_fresh(self._own[1], now):
                 feedback = self._own[0].model_copy(update={"at": feedback.at})
         elif feedback.model == self.model:
-            self._own, self._decoding = (feedback, now), feedback.decoding
+            self._own = feedback, now
         else:
             return
         others_wait = any(self._is_fresh(at, now) for at in self._waiting.values())
         if others_wait and not feedback.workers and (feedback.model != self.model or not feedback.required):
             feedback = feedback.model_copy(update={"model": self.model, "required": 1, "waiting": 1})
-        if self._decodes and feedback.decoding is not None:
+        decoding = feedback.decoding
+        if self._decodes and decoding is not None:
             # Another pool's workers have decode workers. Those of this one need none.
             feedback = feedback.model_copy(update={"decoding": None})
         self._handle(events.FeedbackReceived(feedback), now)
+        if self.controller.advisor.feedback_monitor.feedback is feedback:
+            # It was accepted: it is plausible, and not older than another one.
+            self._decoding = decoding
 
     def _is_fresh(self, heard_at: float, now: float) -> bool:
         return now - heard_at <= self.controller.policy.stale_s
