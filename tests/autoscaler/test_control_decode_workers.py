@@ -211,6 +211,10 @@ def test_a_pool_grows_if_all_its_workers_decode(role: str) -> None:
     each = loop.controller.advisor.capacity
     carried = OWN + K + (7 * each if grows else 0)
     assert loop.decode_sessions == carried
+    # All workers are lost at once, as with their machine: the pool is still one of that role.
+    loop.tick([], 30.0)
+    carried = OWN + K + (9 * each if grows else 0)
+    assert loop.decode_sessions == carried
     # Feedback that is refused counts for admission neither: here one that is older.
     loop.on_feedback(mixed(40, 1.0).model_copy(update={"decoding": None}), 30.0)
     assert loop.decode_sessions == carried

@@ -73,7 +73,7 @@ class ControlLoop:
         self._decoding: DecodeCapacity | None = None
         """What the last accepted feedback says of decode workers."""
         self._decodes = False
-        """Whether all ready workers of the pool decode themselves."""
+        """Whether all ready workers of the pool, or the last ones, decode themselves."""
         self._waiting: dict[str, float] = {}
         """Further model → when feedback last said that its sessions wait, and that no worker serves it."""
         self._arrivals: deque[tuple[float, str]] = deque(maxlen=ARRIVALS)
@@ -116,7 +116,8 @@ class ControlLoop:
     def tick(self, members: Iterable[PoolMember], now: float) -> None:
         """Feed the pool's members and the time. Called once a second."""
         members = list(members)
-        self._decodes = _decode(members)
+        decodes = _decode(members)
+        self._decodes = self._decodes if decodes is None else decodes
         phases = [member.phase for member in members if member.wanted]
         seen = events.PoolObserved(
             ready=phases.count(PoolMemberPhase.READY),
@@ -256,7 +257,7 @@ class ControlLoop:
         )
 
 
-def _decode(members: Iterable[PoolMember]) -> bool:
-    """Whether all ready workers of a pool decode themselves. False if none has reported yet."""
+def _decode(members: Iterable[PoolMember]) -> bool | None:
+    """Whether all ready workers of a pool decode themselves. None if none has reported yet."""
     ready = [one for one in members if one.phase is PoolMemberPhase.READY and one.reported_at is not None]
-    return bool(ready) and all(one.denoised is None for one in ready)
+    return all(one.denoised is None for one in ready) if ready else None
