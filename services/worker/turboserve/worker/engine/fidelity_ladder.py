@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from turboserve.worker.engine.fidelity import Fidelity
-from turboserve.worker.engine.fidelity_profile import FidelityProfile, pareto_frontier
+from turboserve.worker.engine.fidelity_profile import (
+    LEAST_SHARE,
+    FidelityProfile,
+    forward_seconds,
+    forward_shares,
+    pareto_frontier,
+)
 from turboserve.worker.engine.profile_file import InvalidProfileError
 from turboserve.worker.model.config import ModelConfig
 
@@ -28,6 +35,8 @@ class Rung:
     after so many of them."""
     quality: float
     """Quality relative to the best configuration's, 0 to 1."""
+    forward_share: float | None = None
+    """Time of one of its forwards, relative to one at the best configuration. None: not measured."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,9 @@ class FidelityLadder:
     """At least one. The first is the best configuration."""
     floor: float = 1.0
     """Least quality of a chunk, relative to the best configuration's."""
+    forward: float | None = None
+    """Time of a forward, relative to a chunk, both at the best configuration. None: not measured. Forwards
+    then count as all of a chunk's time."""
 
     def __post_init__(self) -> None:
         if not self.rungs:
@@ -69,15 +81,19 @@ class FidelityLadder:
                 f"configurations: {wanted.label} must be among them, with a quality above 0"
             )
         faster = [each for each in profile.measured if each.seconds < best.seconds]
+        shares = forward_shares(profile.measured, wanted)
         rungs = [Rung(wanted, config.chunk_forwards, 1.0)]
         for each in reversed(pareto_frontier(faster)):
             quality = min(1.0, each.quality / best.quality)
-            rung = Rung(each.fidelity, config.chunk_forwards * each.seconds / best.seconds, quality)
+            forwards, share = config.chunk_forwards * each.seconds / best.seconds, shares.get(each.fidelity)
+            rung = Rung(each.fidelity, forwards, quality, share)
             if len(rungs) > 1 and rungs[-1].quality == quality:
                 # Both are as good as the best configuration: keep the faster one.
                 rungs.pop()
             rungs.append(rung)
-        return cls(tuple(rungs), min(1.0, profile.floor / best.quality) if floor is None else floor)
+        least = min(1.0, profile.floor / best.quality) if floor is None else floor
+        forward_s = forward_seconds(profile.measured, wanted)
+        return cls(tuple(rungs), least, None if forward_s is None else forward_s / best.seconds)
 
     @property
     def best(self) -> Rung:
@@ -100,6 +116,35 @@ class FidelityLadder:
         """Relative quality of a configuration. None: it is not on the ladder."""
         place = self.place(fidelity)
         return None if place is None else self.rungs[place].quality
+
+    def forward_share(self, fidelity: Fidelity | None) -> float | None:
+        """Time of a forward, relative to one at the best configuration. None: not known.
+
+        Fewer steps alone do not change a forward.
+        """
+        if fidelity is None or replace(fidelity, steps=self.best.fidelity.steps) == self.best.fidelity:
+            return 1.0
+        place = self.place(fidelity)
+        return None if place is None else self.rungs[place].forward_share
+
+    def chunk_share(self, fidelity: Fidelity | None, others: Sequence[Fidelity | None]) -> float | None:
+        """Time of a chunk until it is packaged, relative to one at the best configuration among as many
+        sessions. None: not known.
+
+        `others`: configurations of the other sessions. A forward takes the mean of its rows' shares. The last
+        forward, over clean latents, comes after packaging. Where one forward stands for a whole chunk, as on
+        most virtual devices, nothing is known.
+        """
+        place = self.place(fidelity)
+        rows = [share for each in (fidelity, *others) if (share := self.forward_share(each)) is not None]
+        forward = 1 / self.best.forwards if self.forward is None else self.forward
+        if place is None or len(rows) <= len(others) or forward >= 1:
+            return None
+        rung = self.rungs[place]
+        steps, own = rung.fidelity.steps, rows[0]
+        rest = rung.forwards / self.best.forwards - (steps + 1) * own * forward
+        share = (rest + steps * forward * sum(rows) / len(rows)) / (1 - forward)
+        return share if share >= LEAST_SHARE else None
 
     def step_down(self, place: int, lowest: int) -> tuple[int, float]:
         """The place below `place`, not below `lowest`, that loses the least quality for the time it wins.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ VERSION = 1
 ROUNDED: AttentionName = "fp8"
 """The kind of attention that changes quality. Others differ in their last digits, and in latency."""
 EXACT: AttentionName = "rows"
+
+LEAST_SHARE = 0.05
+"""Share of a forward's time below which the difference of two chunks is noise."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,37 @@ def pareto_frontier(measured: Iterable[MeasuredFidelity]) -> tuple[MeasuredFidel
         if not frontier or each.quality > frontier[-1].quality:
             frontier.append(each)
     return tuple(frontier)
+
+
+def forward_seconds(measured: Iterable[MeasuredFidelity], best: Fidelity) -> float | None:
+    """Time of a forward at the best configuration: of two whole chunks that differ in steps alone, and thus
+    not in their decoding. None: such chunks were not measured."""
+    seconds = {each.fidelity: each.seconds for each in measured}
+    fewest = min(
+        (each.steps for each in seconds if replace(each, steps=best.steps) == best), default=best.steps
+    )
+    if best not in seconds or fewest == best.steps:
+        return None
+    forward_s = (seconds[best] - seconds[replace(best, steps=fewest)]) / (best.steps - fewest)
+    return forward_s if forward_s > 0 else None
+
+
+def forward_shares(measured: Sequence[MeasuredFidelity], best: Fidelity) -> dict[Fidelity, float]:
+    """Time of a forward at each configuration, relative to one at the best.
+
+    Two chunks of equal steps and decoder tell what a forward at the one saves. A configuration without such a
+    counterpart is left out.
+    """
+    seconds = {each.fidelity: each.seconds for each in measured}
+    forward_s = forward_seconds(measured, best)
+    shares: dict[Fidelity, float] = {}
+    for each, taken_s in seconds.items():
+        whole_s = seconds.get(replace(best, steps=each.steps, fast_decoder=each.fast_decoder))
+        if whole_s is not None and forward_s is not None:
+            share = 1 + (taken_s - whole_s) / ((each.steps + 1) * forward_s)
+            if share >= LEAST_SHARE:
+                shares[each] = share
+    return shares
 
 
 def choose_within_budget(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from math import inf
 
 from torch import Tensor
 
 from turboserve.worker.engine.backend import Backend
-from turboserve.worker.engine.fidelity import Fidelity
+from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import Candidate, GatherPolicy, LatencyProfile
 from turboserve.worker.engine.interface import ChunkTimings, Event, Step
 from turboserve.worker.engine.pacing import ContextWork, Pacing
@@ -37,13 +37,17 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         pacing: Pacing,
         profile: LatencyProfile | None = None,
         recache_profile: LatencyProfile | None = None,
+        ladder: FidelityLadder | None = None,
     ) -> None:
+        """`ladder`: what forwards at lower configurations cost. None: not known."""
         super().__init__(backend.device, clock, profile)
         self.recache_profile = recache_profile or LatencyProfile()
         self._backend = backend
         self._frames_per_chunk = backend.config.frames_per_chunk
         self._window_frames = backend.config.window_frames
-        self._best = Fidelity.best(backend.config)
+        self.split_at_s = -inf
+        """End of the last forward with another worker's help."""
+        self._ladder = ladder or FidelityLadder.of_best(backend.config)
         self._policy = policy
         self._pacing = pacing
         self._max_batch = max_batch
@@ -116,28 +120,32 @@ class ForwardStage(Stage[Session, Session, Tensor]):
         return events
 
     def observe(self, batch: list[Session], seconds: float) -> None:
-        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, and a
-        forward that reads less nothing about the best configuration, nor one with another worker's help, nor
-        one that waits for the layers of a state."""
-        if any(self._reduced(session) for session in batch):
-            return
-        if self._backend.split or any(session.arriving is not None for session in batch):
+        """See `Stage.observe`. A recache of a partly filled window tells nothing about full windows, nor a
+        forward about this device with another worker's help, or if it waits for the layers of a state. A
+        forward takes the mean of its rows' shares of L(b)."""
+        known = [share for session in batch if (share := self._share(session)) is not None]
+        if self._backend.split:
+            self.split_at_s = self._clock()
+        if self._backend.split or len(known) < len(batch) or any(s.arriving is not None for s in batch):
             return
         frames = 0 if batch[0].task is None else batch[0].task.work.frames
         if frames == self._frames_per_chunk:
-            self.profile.observe(len(batch), seconds)
+            if all(each == 1.0 for each in known):
+                self.profile.observe(len(batch), seconds)
+            else:
+                self.profile.observe_lowered(len(batch), seconds, sum(known) / len(known))
         elif frames == self._window_frames:
             self.recache_profile.observe(len(batch), seconds)
 
-    def _reduced(self, session: Session) -> bool:
-        """Whether the session's forward differs from one at the best configuration. Fewer steps alone do not
-        change a forward."""
+    def _share(self, session: Session) -> float | None:
+        """Time of the session's forward, relative to one at the best configuration. None: not known, as for a
+        context that is computed again at a lower configuration."""
         chosen, task = session.state.fidelity, session.task
-        if chosen is None or chosen == self._best:
-            return False
+        if chosen is None or chosen == self._ladder.best.fidelity:
+            return 1.0
         if isinstance(task, ChunkTask) and task.work.total == chosen.steps + 1:
-            return replace(chosen, steps=self._best.steps) != self._best
-        return True
+            return self._ladder.forward_share(chosen)
+        return None
 
     def _denoised(self, session: Session, task: Task) -> None:
         """Queue a chunk's decoding as soon as its latents are clean, before its last forward."""

@@ -23,6 +23,9 @@ _WEIGHT = 0.1
 """Share of a new sample in the running mean."""
 _STALE = 200
 """Number of samples of other sizes after which a size is measured again: its value may have been noise."""
+_MISSING = 10
+"""Number of samples of a size at lower configurations, with none at the best one between them, after which
+further ones count. A mean forgets as many: those at the best configuration, where they come, count alone."""
 _WARM_UP = 2
 """Number of first samples of a batch size that only warm caches, allocators and compilers."""
 
@@ -44,6 +47,8 @@ class LatencyProfile:
         self._seen_at: dict[int, int] = dict.fromkeys(self._seconds, 0)
         """Size → `_samples` when it was measured last."""
         self._outliers: dict[int, int] = {}
+        self._lowered: dict[int, int] = {}
+        """Size → number of samples at lower configurations since the last one at the best."""
         self._estimates: dict[int, float] = {}
         """Seconds of sizes that were not measured. Replaced when `_seconds` changes, as `_paying` is."""
         self._paying: dict[tuple[int, float], int] = {}
@@ -79,11 +84,26 @@ class LatencyProfile:
 
     def observe(self, batch: int, seconds: float) -> None:
         """Add a sample, unless it is one of a size's first samples or an outlier."""
+        self._lowered[batch] = 0
         self._samples += 1
         self._seen_at[batch] = self._samples
         self._seen[batch] = seen = self._seen.get(batch, 0) + 1
-        if seen <= _WARM_UP:
-            return
+        if seen > _WARM_UP:
+            self._add(batch, seconds)
+
+    def observe_lowered(self, batch: int, seconds: float, share: float) -> None:
+        """Add a sample at a lower configuration, if samples at the best one are missing (`_MISSING`).
+
+        `share`: time of the batch, relative to one of that size at the best configuration. On this device
+        the ratio may differ. Its error reaches L(b) only while there are no samples that have none.
+        """
+        self._lowered[batch] = lowered = self._lowered.get(batch, 0) + 1
+        if lowered > _MISSING:
+            self._samples += 1
+            self._seen_at[batch] = self._samples
+            self._add(batch, seconds / share)
+
+    def _add(self, batch: int, seconds: float) -> None:
         known = self._seconds.get(batch)
         if known is None:
             self._set(batch, seconds)

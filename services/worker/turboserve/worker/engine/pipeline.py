@@ -63,6 +63,7 @@ class Pipeline:
         self.backend = backend = models.backend(options)
         self.fingerprint = backend.fingerprint
         self.config = backend.config
+        ladder = ladder or FidelityLadder.of_best(self.config)
         self.options = options
         self._wakeup = Wakeup()
         self._clock = clock
@@ -89,6 +90,7 @@ class Pipeline:
             self.pacing,
             known["forward"],
             known["recache"],
+            ladder,
         )
         self.decode = DecodeStage(
             backend,
@@ -106,7 +108,7 @@ class Pipeline:
         self.residency = ResidencyController(backend, self._table, self.pacing, known["forward"], options)
         self.fidelity = FidelityChooser(
             self.config,
-            ladder or FidelityLadder.of_best(self.config),
+            ladder,
             FIDELITY_POLICIES.make(options.fidelity),
             known["forward"],
             self.pacing,

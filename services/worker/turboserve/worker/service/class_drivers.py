@@ -143,7 +143,8 @@ class ClassDrivers:
                 for name, driver in self._drivers.items()
                 if name != model
             )
-            item = replace(item, model=model, reference=item.reference and alone)
+            share = item.share if alone else None
+            item = replace(item, model=model, reference=item.reference and alone, share=share)
         elif isinstance(item, SlackMeasured):
             item = self._together(model, item)
         self._deliver(item)

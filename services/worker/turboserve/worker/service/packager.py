@@ -40,6 +40,8 @@ class GeneratedChunk:
     """What the viewer had left without the chunk, and when, monotonic seconds. None: not known."""
     reference: bool = True
     """Whether all of these sessions generate at the best configuration, and none of another class."""
+    share: float | None = None
+    """Time of a chunk that is no reference, relative to one that is. None: not known."""
     model: str = ""
     """Class of the session, where the worker serves several."""
 
@@ -72,6 +74,8 @@ class PackagedChunk:
     lowered: bool = False
     """See `ChunkReady.lowered`."""
     reference: bool = True
+    """See `GeneratedChunk`."""
+    share: float | None = None
     """See `GeneratedChunk`."""
     model: str = ""
     """See `GeneratedChunk`."""
@@ -181,6 +185,7 @@ class ChunkPackager:
             chunk_fidelity(ready.fidelity, self._ladder),
             ready.lowered,
             made.reference,
+            made.share,
             made.model,
         )
 

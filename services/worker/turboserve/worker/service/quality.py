@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from turboserve.contracts.fidelity import LARGEST_SLACK_S, ChunkFidelity, SessionSlack, Tier
@@ -19,6 +19,7 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.fidelity import Fidelity
 from turboserve.worker.engine.fidelity_ladder import FidelityLadder
 from turboserve.worker.engine.gather import LatencyProfile
+from turboserve.worker.engine.interface import ChunkReady
 from turboserve.worker.engine.playout import Playout
 from turboserve.worker.engine.playout import Tier as TierName
 
@@ -52,6 +53,20 @@ def floor_seconds(seconds: Mapping[int, float], ladder: FidelityLadder) -> dict[
     lowest = ladder.lowest(None, pinned=False)
     share = ladder.rungs[lowest].forwards / ladder.best.forwards
     return {batch: share * value for batch, value in seconds.items()} if lowest else {}
+
+
+def relative_time(
+    engine: Engine, ready: ChunkReady, others: Sequence[Fidelity | None]
+) -> tuple[bool, float | None]:
+    """Return whether a chunk and those beside it were generated at the best configuration; if not, its time
+    relative to a chunk for which that holds. None: not known, as of a chunk with another worker's help.
+
+    `others`: configurations of the chunks beside it.
+    """
+    if ready.fidelity is None and not any(others):
+        return True, None
+    split = engine.forward.split_at_s > ready.timings.started_s
+    return False, None if split else engine.fidelity.ladder.chunk_share(ready.fidelity, others)
 
 
 @statically_frozen()

@@ -236,8 +236,7 @@ class Worker:
         context = trace.set_span_in_context(item.span) if sampled else None
         metrics.compute_duration.record(item.compute_s, context=context)
         metrics.batch_sessions.record(item.concurrent_sessions, context=context)
-        if item.reference:
-            self.classes.observe(item.model, item.concurrent_sessions, item.compute_s)
+        self.classes.observe(item)
         now = self._clock.monotonic()
         self._quality.made(item.session, item.run, item.fidelity, lowered=item.lowered, now=now)
         self.handle(events.ChunkPackaged(item.session, item.run, item.index, item.control_seq))

@@ -10,6 +10,7 @@ from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.class_slots import ClassSlots, MediaStarts
+from turboserve.worker.service.packager import PackagedChunk
 from turboserve.worker.service.ports import Loaded
 
 NOT_DECLARED: Mapping[str, int] = {}
@@ -52,9 +53,13 @@ class WorkerClasses:
         known = self._classes.get(model)
         return self.first.config if known is None else known.engine.config
 
-    def observe(self, model: str, sessions: int, seconds: float) -> None:
-        """Refine L(b) of a class."""
-        self._profiles.get(model, self.profile).observe(sessions, seconds)
+    def observe(self, made: PackagedChunk) -> None:
+        """Refine L(b) of the chunk's class, if its time tells it."""
+        profile = self._profiles.get(made.model, self.profile)
+        if made.reference:
+            profile.observe(made.concurrent_sessions, made.compute_s)
+        elif made.share is not None:
+            profile.observe_lowered(made.concurrent_sessions, made.compute_s, made.share)
 
     def count_returns(self) -> None:
         """Count the sessions that have returned to slabs. A worker of several classes has none outside."""
