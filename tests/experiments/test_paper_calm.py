@@ -19,6 +19,7 @@ from turboserve.experiments.paper.grids import PoolSetting
 from turboserve.experiments.paper.profiles import SESSIONS, cluster
 from turboserve.experiments.paper.systems import STUDY
 from turboserve.experiments.report.results import RESULTS
+from turboserve.experiments.weighted import percentile_of
 from turboserve.scheduler.placement import PLACEMENTS, Cluster, Demand, SessionState, WorkerState
 from turboserve.scheduler.settings import SchedulerSettings
 from turboserve.simulation.world import World
@@ -159,5 +160,6 @@ class TestReport:
         assert len({cell.digest for cell in results}) == len(results) == len(STUDY) + 1
 
     def test_a_percentile_is_of_session_seconds(self) -> None:
-        found = [calm._quantile([0.0, 6.0, 3.0, 1.0], share) for share in (0.5, 0.6, 0.85, 0.95)]
+        seconds = dict(enumerate([0.0, 6.0, 3.0, 1.0]))
+        found = [percentile_of(seconds, share) for share in (0.5, 0.6, 0.85, 0.95)]
         assert found == [1, 1, 2, 3]

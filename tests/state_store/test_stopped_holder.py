@@ -222,7 +222,7 @@ async def test_locks_of_a_process_that_is_stopped_between_two_steps_of_a_stateme
                     for connection in (lock._connection, unit.connection, db.connection):
                         await first_step(connection)
                     held.set()
-                    # This blocks the event loop of this thread: it stands still as SIGSTOP lets it.
+                    # This blocks the thread's event loop, as SIGSTOP does.
                     continues.wait()
         await database.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,16 +39,6 @@ def gains(found: Mapping[str, Sequence[float]], name: str) -> dict[str, dict[str
         for other, values in found.items()
         if other != name
     }
-
-
-def percentile_of(counts: Counter[float], part: float) -> float:
-    """Return the least value that is not exceeded by this part of all."""
-    left = part * counts.total()
-    for value in sorted(counts):
-        left -= counts[value]
-        if left <= 0:
-            return value
-    raise ValueError("counts: there are none")
 
 
 def compared(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Any]:

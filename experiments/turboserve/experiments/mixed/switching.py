@@ -21,9 +21,9 @@ from turboserve.autoscaler.control.policy import ControlPolicy, default_table
 from turboserve.autoscaler.control.pool_offers import OffersObserved, OfferState, OfferWorkers, PoolOffer
 from turboserve.contracts.pool import LoadFeedback
 from turboserve.experiments.mixed.family import CLASSES, MIXES, Matrix, matrix
-from turboserve.experiments.mixed.figures import percentile_of
 from turboserve.experiments.mixed.mixed_worker import MixedWorker, Visit
 from turboserve.experiments.mixed.snapshot import fluid_load
+from turboserve.experiments.weighted import percentile_of
 from turboserve.scheduler.placement import PLACEMENTS, Demand, Placement
 from turboserve.scheduler.placement.pool import CHUNK_S
 from turboserve.scheduler.placement.types import Candidate

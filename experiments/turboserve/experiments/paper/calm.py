@@ -22,6 +22,7 @@ from turboserve.experiments.paper.metrics import above_percent, as_json, curve, 
 from turboserve.experiments.paper.profiles import CLUSTER_OF, USUAL, cluster, describe
 from turboserve.experiments.paper.systems import STUDY, SYSTEMS, System, sweep
 from turboserve.experiments.result_folder import PaperCell
+from turboserve.experiments.weighted import percentile_of
 
 NAME = "calm"
 FIGURE4, FIGURES7_8 = "figure 4", "figures 7 and 8"
@@ -90,25 +91,15 @@ class Quoted:
         limited = setting.plant(self.plant)
         simulation = system.simulation(self.trace, limited, setting.sizer(self.trace, limited), RESUME)
         outcome = simulation.run()
-        seconds = simulation.fleet.running.seconds
+        seconds = dict(enumerate(simulation.fleet.running.seconds))
         latency_s = self.plant.latency_s
         return {
             **as_json(measure(outcome)),
             **{
-                f"p{share}_ms": round(1000 * latency_s[_quantile(seconds, share / 100)], 3)
+                f"p{share}_ms": round(1000 * latency_s[percentile_of(seconds, share / 100)], 3)
                 for share in (50, 95)
             },
         }
-
-
-def _quantile(seconds: Sequence[float], share: float) -> int:
-    """Return the least number of sessions on one worker that covers a share of the session-seconds."""
-    left = share * sum(seconds)
-    for sessions, time_s in enumerate(seconds):
-        left -= time_s
-        if time_s and left <= 1e-9:
-            return sessions
-    raise ValueError("no session ran")
 
 
 @cache
