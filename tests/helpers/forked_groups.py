@@ -134,6 +134,9 @@ class GroupRunner:
             return
         hook = session.config.hook
         if kind == "ready":
+            if session.shouldfail or session.shouldstop:
+                # The order to stop is its answer. It may have ended since.
+                return
             process.left = deque(self._groups.popleft() if self._groups else [])
             process.connection.send([self._places[item] for item in process.left])
         elif kind == "started":

@@ -27,6 +27,30 @@ def once(tmp_path_factory):
     yield tmp_path_factory.mktemp("once")
     (tmp_path_factory.getbasetemp().parent / "ended.txt").open("a").write("session\\n")
 """
+LATE = """
+import os, time
+from pathlib import Path
+
+class Runner(GroupRunner):
+    def _stop(self):
+        # Each process ends before its last messages are read.
+        super()._stop()
+        for each in self._running:
+            each.process.join(120)
+
+GroupRunner = Runner
+FAILED = Path(os.environ["MARK"]).with_name("failed")
+
+def pytest_runtest_logreport(report):
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        FAILED.touch()
+
+def pytest_group_process_started():
+    deadline = time.monotonic() + 120
+    while os.environ["PYTEST_XDIST_WORKER"] == "gw1" and not FAILED.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+"""
+"""The second process begins when the first test has failed."""
 FIRST = """
 import os, warnings
 from pathlib import Path
@@ -59,23 +83,23 @@ def module():
 @pytest.mark.parametrize("number", range(3))
 def test_beside(number, once):
     # Only while another process runs the first file.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not Path(os.environ["MARK"]).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert Path(os.environ["MARK"]).exists()
 """
 
 
-def run(directory: Path, *options: str) -> str:
+def run(directory: Path, *options: str, conftest: str = CONFTEST) -> str:
     """Run both files in two processes. Returns the output."""
-    for name, text in (("conftest", CONFTEST), ("test_first", FIRST), ("test_second", SECOND)):
+    for name, text in (("conftest", conftest), ("test_first", FIRST), ("test_second", SECOND)):
         (directory / f"{name}.py").write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"MARK": str(directory / "mark"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={directory / 'base'}"]
     command += [*options, str(directory)]
     done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
@@ -97,9 +121,9 @@ def test_files_run_side_by_side_and_a_death_fails_one_test(tmp_path: Path) -> No
 
 def test_maxfail_stops_all_processes(tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
-    output = run(tmp_path, "-x")
+    output = run(tmp_path, "-x", conftest=CONFTEST + LATE)
     assert "stopping after 1 failures" in output
-    assert "exit status 7" not in output
+    assert "1 failed, 1 passed, 1 warning" in output, output
 
 
 def test_the_groups_name_files_and_folders_that_exist(pytestconfig: pytest.Config) -> None:
