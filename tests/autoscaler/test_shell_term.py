@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tests.autoscaler.autoscaler_bench import row
 from tests.helpers.waiting import eventually
 from turboserve.autoscaler.__main__ import provider_of
@@ -17,6 +19,7 @@ from turboserve.autoscaler.providers.external import ExternalProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.shell import STATUS_S, Shell
 from turboserve.clock import SystemClock
+from turboserve.contracts.errors import UnavailableError
 from turboserve.contracts.requests import WorkerPage
 from turboserve.contracts.workers import WorkerPhase
 from turboserve.service import Runtime
@@ -48,12 +51,17 @@ class StatusBus:
 
     def __init__(self, *workers: Any) -> None:
         self.published: list[Any] = []
+        self.unanswered: int | None = None
+        """Number of requests without an answer so far. None: the store answers."""
         self._workers = workers
 
     async def publish(self, _topic: object, _token: str, status: Any) -> None:
         self.published.append(status)
 
     async def call(self, _subject: object, _request: object) -> Any:
+        if self.unanswered is not None:
+            self.unanswered += 1
+            raise UnavailableError("no state store")
         return WorkerPage(workers=self._workers)
 
 
@@ -92,11 +100,23 @@ async def test_a_term_that_is_over_says_nothing_of_the_pool() -> None:
     await shell.stop()
 
 
-async def test_the_first_size_leaves_out_workers_that_drain() -> None:
+async def test_the_first_size_leaves_out_workers_that_drain_once_the_store_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Incident: beside a silent store, a worker that drained counted, and another one was started."""
+    monkeypatch.setattr("turboserve.autoscaler.pool_start.RETRY_S", 0.0)
     provider = Listing([ProviderWorker(f"local-{n}", f"wrk_{n}") for n in range(3)])
     bus = StatusBus(row("wrk_0", WorkerPhase.DRAINING), row("wrk_1"))
+    bus.unanswered = 0
     shell = shell_on(provider, bus, term([True]), pool_size=5, pool_min=1, pool_max=9)
-    assert await shell._first_size() == SizeWanted(2, "2 already running")
+    size = asyncio.create_task(shell._first_size())
+    await eventually(lambda: size.done() or (bus.unanswered or 0) > 1)
+    assert not size.done()
+    assert shell.status().reason == "waiting for the state store to say which workers drain"
+    bus.unanswered = None
+    assert await size == SizeWanted(2, "2 already running")
+    assert shell.pool.leaving == {"wrk_0"}
+    assert shell.status().reason == "waiting for the provider's list of workers"
 
 
 def test_pods_belong_to_their_namespace_whatever_the_address_of_the_broker() -> None:

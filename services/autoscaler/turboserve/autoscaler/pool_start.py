@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
+from turboserve import logs
 from turboserve.autoscaler.composition_loop import CompositionLoop
 from turboserve.autoscaler.control.composition_controller import CompositionController
 from turboserve.autoscaler.control.composition_goal import GoalAnswered, GoalProblem
@@ -14,8 +16,56 @@ from turboserve.autoscaler.control_loop import ControlLoop
 from turboserve.autoscaler.core import Pool
 from turboserve.autoscaler.messages import SizesWanted, SizeWanted
 from turboserve.autoscaler.pool_members import parts_of
-from turboserve.autoscaler.providers.base import ProviderWorker
+from turboserve.autoscaler.providers.base import PoolProvider, ProviderWorker
 from turboserve.autoscaler.settings import AutoscalerSettings
+from turboserve.autoscaler.store_link import drained
+from turboserve.bus import Bus
+
+log = logs.get("autoscaler")
+PROVIDER_S = 30.0
+"""Time-out of a request to the provider, in seconds. A request without an answer by then is repeated."""
+RETRY_S = 1.0
+"""Time between two attempts to learn which workers run, in seconds."""
+
+
+class FoundWorkers:
+    """Workers that run before the pool begins, and which of them drain."""
+
+    def __init__(self, bus: Bus, provider: PoolProvider) -> None:
+        self._bus, self._provider = bus, provider
+        self.workers: list[ProviderWorker] = []
+        """The provider's workers."""
+        self.leaving: frozenset[str] = frozenset()
+        """Workers that drain."""
+        self.provider_error: str | None = None
+        """Why the provider's last list failed; None if it did not."""
+        self.waits: str | None = None
+        """Why the pool does not begin although the provider has listed its workers."""
+
+    async def learn(self) -> None:
+        """Wait until the provider lists its workers, and the state store says which of them drain."""
+        while True:
+            await self._list()
+            # A worker that drains must not count: another one would be started in its place.
+            leaving = await drained(self._bus) if self.workers else frozenset()
+            if leaving is not None:
+                break
+            self.waits = "waiting for the state store to say which workers drain"
+            await asyncio.sleep(RETRY_S)
+        self.waits, self.leaving = None, leaving
+
+    async def _list(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(PROVIDER_S):
+                    self.workers = await self._provider.adopt()
+                break
+            except Exception as error:
+                # A provider may be third-party code. No error of it may end the pool; the status shows it.
+                self.provider_error = str(error) or type(error).__name__
+                log.warning("provider listing failed", error=repr(error))
+                await asyncio.sleep(RETRY_S)
+        self.provider_error = None
 
 
 def first_size(

@@ -30,12 +30,12 @@ from turboserve.autoscaler.messages import (
     SizeWanted,
     Tick,
 )
-from turboserve.autoscaler.pool_start import control_of, first_size
+from turboserve.autoscaler.pool_start import PROVIDER_S, FoundWorkers, control_of, first_size
 from turboserve.autoscaler.pool_term import UNSHARED, PoolTerm
 from turboserve.autoscaler.providers.base import PoolProvider
 from turboserve.autoscaler.settings import AutoscalerSettings
 from turboserve.autoscaler.status import export, forget, pool_status, scaling_status
-from turboserve.autoscaler.store_link import StoreLink, WorkerUsage, drained
+from turboserve.autoscaler.store_link import StoreLink, WorkerUsage
 from turboserve.contracts import requests
 from turboserve.contracts.pool import PoolStatus
 from turboserve.contracts.workers import LoadReport
@@ -51,8 +51,6 @@ TICK_S = 0.25
 STATUS_S = 1.0
 CONTROL_S = 1.0
 HEALTH_S = 5.0
-PROVIDER_S = 30.0
-"""Time-out of a request to the provider, in seconds. A request without an answer by then is repeated."""
 FINAL_REPORT_TIMEOUT_S = 0.5
 _LOUD = frozenset({"gone", "fail", "extend"})
 
@@ -79,6 +77,7 @@ class Shell:
         self._usage = WorkerUsage(settings.pool_worker_kind, settings.pool_worker_gpus, usage_of)
         self._control: ControlLoop | None = None
         self._link: StoreLink | None = None
+        self._found = FoundWorkers(runtime.bus, provider)
         self._provider_error: str | None = None
         self._said: ActionRecord | None = None
         self._begun = self._stopped = False
@@ -140,20 +139,10 @@ class Shell:
             self._spawn(self._watch_provider(), "provider")
 
     async def _first_size(self) -> SizeWanted | SizesWanted:
-        """Wait for the provider's workers, and return the initial size (`first_size`)."""
-        while True:
-            try:
-                async with asyncio.timeout(PROVIDER_S):
-                    workers = await self.provider.adopt()
-                break
-            except Exception as error:
-                # A provider may be third-party code. No error of it may end the pool; the status shows it.
-                self._provider_error = str(error) or type(error).__name__
-                log.warning("provider listing failed", error=repr(error))
-                await asyncio.sleep(1.0)
-        self._provider_error = None
-        self.pool.leaving = await drained(self._runtime.bus) if workers else frozenset()
-        return first_size(self._settings, workers, self.pool.leaving)
+        """Wait until it is known which workers run, and return the initial size (`first_size`)."""
+        await self._found.learn()
+        self.pool.leaving = self._found.leaving
+        return first_size(self._settings, self._found.workers, self.pool.leaving)
 
     def feed(self, event: Event) -> None:
         """Pass one event to the core and start the commands that it returns. Does nothing after the term."""
@@ -178,7 +167,11 @@ class Shell:
         status = pool_status(self.pool, provider.name, provider.managed, now, wall, models_of)
         control = self._control
         if control is None:
-            return status.model_copy(update={"provider_error": self._provider_error})
+            found = {
+                "provider_error": self._found.provider_error,
+                "reason": self._found.waits or status.reason,
+            }
+            return status.model_copy(update=found)
         return status.model_copy(
             update={
                 "scaling": scaling_status(control.controller, now, wall),

@@ -100,13 +100,13 @@ class WorkerUsage:
                 self._usage.pop(rental.worker, None)
 
 
-async def drained(bus: Bus) -> frozenset[str]:
-    """Return the workers that drain, as the store has them. Empty if it does not answer."""
+async def drained(bus: Bus) -> frozenset[str] | None:
+    """Return the workers that drain, as the store has them. None if it does not answer."""
     try:
         page = await bus.call(subjects.LIST_WORKERS, ListWorkers())
     except (TurboServeError, ValidationError) as error:
         log.info("draining workers not known", error=_brief(error))
-        return frozenset()
+        return None
     return frozenset(row.id for row in page.workers if row.phase is WorkerPhase.DRAINING)
 
 
