@@ -82,6 +82,15 @@ def test_deltas_lead_to_the_same_index_as_building_it_at_once(
     assert MinMaxRebalancer().propose(cluster, 1.0) == MinMaxRebalancer().propose(other, 1.0)
 
 
+@given(changes(), targets_s)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_candidates_show_each_change(deltas: list[tuple[str, object]], target_s: float | None) -> None:
+    cluster = Cluster(target_chunk_s=target_s)
+    for name, argument in deltas:
+        getattr(cluster, name)(argument)
+        assert cluster.candidates() == fresh(cluster).candidates()
+
+
 @given(st.lists(changes(), max_size=3), st.booleans())
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_a_rebalancer_that_remembers_its_proposals_finds_those_of_a_new_one(

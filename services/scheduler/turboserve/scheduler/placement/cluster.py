@@ -149,26 +149,29 @@ class Cluster:
     def candidates(self) -> list[Candidate]:
         """Return the workers that may get sessions, in order of id, for `Placement.place`."""
         return [
-            Candidate(
-                worker=entry.id,
-                model=entry.state.model,
-                weights_digest=entry.state.weights_digest,
-                capacity=entry.slots,
-                load=entry.held,
-                leaving=len(entry.going),
-                suspect=entry.state.suspect,
-                chunk_latency_s=entry.state.chunk_latency_s,
-                floor_capacity=entry.limit,
-                lends=entry.state.lends,
-                capability=entry.state.capability,
-                class_latency_s=entry.state.class_latency_s,
-                counts=class_counts(
-                    entry.state, (self.sessions[name] for name in (*entry.here, *entry.coming))
-                ),
-            )
-            for entry in sorted(self.entries.values(), key=lambda e: e.id)
+            entry.as_candidate or self._candidate(entry)
+            for _, entry in sorted(self.entries.items())
             if entry.candidate
         ]
+
+    def _candidate(self, entry: PoolEntry) -> Candidate:
+        state = entry.state
+        entry.as_candidate = Candidate(
+            worker=entry.id,
+            model=state.model,
+            weights_digest=state.weights_digest,
+            capacity=entry.slots,
+            load=entry.held,
+            leaving=len(entry.going),
+            suspect=state.suspect,
+            chunk_latency_s=state.chunk_latency_s,
+            floor_capacity=entry.limit,
+            lends=state.lends,
+            capability=state.capability,
+            class_latency_s=state.class_latency_s,
+            counts=class_counts(state, (self.sessions[name] for name in (*entry.here, *entry.coming))),
+        )
+        return entry.as_candidate
 
     # Sessions of workers
 
@@ -191,6 +194,7 @@ class Cluster:
         for worker, kind in _marks(session):
             entry = touched[worker] = self._entry(worker)
             getattr(entry, kind).add(session.id)
+            entry.as_candidate = None
         return touched
 
     def _unmark(self, session: SessionState) -> dict[str, PoolEntry]:
@@ -198,6 +202,7 @@ class Cluster:
         for worker, kind in _marks(session):
             entry = touched[worker] = self.entries[worker]
             getattr(entry, kind).discard(session.id)
+            entry.as_candidate = None
         return touched
 
     def _rank(self, touched: dict[str, PoolEntry]) -> None:

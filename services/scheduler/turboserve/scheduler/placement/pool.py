@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from turboserve.scheduler.placement.links import LinkKind, node_of
 from turboserve.scheduler.placement.ranking import Item, Ranking
-from turboserve.scheduler.placement.types import WorkerState
+from turboserve.scheduler.placement.types import Candidate, WorkerState
 
 CHUNK_S = 0.75
 """Playing time of a chunk in seconds; also the assumed chunk latency of a full worker without a profile."""
@@ -107,6 +107,7 @@ class PoolEntry:
     """One worker that exists or that a session names, and the sessions on it."""
 
     __slots__ = (
+        "as_candidate",
         "coming",
         "curve",
         "floor_curve",
@@ -139,9 +140,12 @@ class PoolEntry:
         """The sessions in `here` that are on their way to another worker."""
         self.suspended: set[str] = set()
         """Suspended sessions whose state is on the worker or is migrating to it."""
+        self.as_candidate: Candidate | None = None
+        """What `Cluster.candidates` returned for it. None: the worker or its sessions have changed."""
 
     def become(self, state: WorkerState, target_s: float | None) -> None:
         before, self.state = self.state, state
+        self.as_candidate = None
         if state.host != before.host:
             self.node = node_of(state.host)
         if state.chunk_latency_s != before.chunk_latency_s or state.capacity != before.capacity:
