@@ -53,6 +53,9 @@ class SetGauge(Protocol):
         """Set the value that has these attributes."""
 
 
+READS = 5
+"""Attempts to read a source that another thread changes meanwhile."""
+
 Observed = float | Mapping[str, float] | Mapping[tuple[str, ...], float] | None
 """What a source shows: one value, one value for each value of the gauge's attributes, or none."""
 
@@ -83,17 +86,34 @@ class ObservedGauge:
 
     def _observe(self, _options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
         found: list[metrics.Observation] = []
-        for source, read in list(self._sources.items()):
-            shown = read(source)
-            if isinstance(shown, Mapping):
-                for key, value in shown.items():
-                    values = (key,) if isinstance(key, str) else key
-                    attributes = dict(zip(self._attributes, values, strict=True))
-                    # A condition is a bool, which the exporter of OTLP does not take.
-                    found.append(metrics.Observation(float(value), attributes))
-            elif shown is not None:
-                found.append(metrics.Observation(shown))
+        # An exporter may have a thread of its own. This makes a list at once, and `items` does not.
+        for reference in self._sources.keyrefs():
+            source = reference()
+            read = None if source is None else self._sources.get(source)
+            if read is not None:
+                found += self._read(source, read)
         return found
+
+    def _read(self, source: Source, read: Callable[[Source], Observed]) -> list[metrics.Observation]:
+        for attempt in range(READS):
+            try:
+                return self._shown(read(source))
+            except RuntimeError:
+                # A collection whose size another thread changes ends an iteration with this error.
+                if attempt == READS - 1:
+                    raise
+        return []
+
+    def _shown(self, shown: Observed) -> list[metrics.Observation]:
+        if isinstance(shown, Mapping):
+            found = []
+            for key, value in shown.items():
+                values = (key,) if isinstance(key, str) else key
+                attributes = dict(zip(self._attributes, values, strict=True))
+                # A condition is a bool, which the exporter of OTLP does not take.
+                found.append(metrics.Observation(float(value), attributes))
+            return found
+        return [] if shown is None else [metrics.Observation(shown)]
 
 
 class Instruments:

@@ -145,6 +145,23 @@ def test_a_gauge_has_the_newest_value_of_a_source_while_the_source_exists(
     assert values(reader) == []
 
 
+def test_a_source_that_changes_while_it_is_read_is_read_again(reader: InMemoryMetricReader) -> None:
+    """Incident: an exporter's thread met a dictionary that grew, and the export lacked the gauge."""
+    gauge = ObservedGauge(MeterProvider([reader]).get_meter("test"), "pool.size", "1", "")
+    pool, members, grows = Pool(None), {"a": 1.0}, [{"b": 2.0}, {"c": 4.0}]
+
+    def total(_: Pool) -> float:
+        found = 0.0
+        for size in members.values():
+            # As another thread does.
+            members.update(grows.pop() if grows else {})
+            found += size
+        return found
+
+    gauge.add(pool, total)
+    assert values(reader) == [7.0]
+
+
 def test_conditions_are_exported_over_otlp_as_numbers(reader: InMemoryMetricReader) -> None:
     meter = MeterProvider([reader]).get_meter("test")
     gauge = ObservedGauge(meter, "pool.condition", "1", "", "condition")

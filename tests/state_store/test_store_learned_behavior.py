@@ -77,6 +77,26 @@ async def test_nothing_is_learned_or_shown_while_too_many_sessions_live(
     assert learned_sessions(behavior) == {}
 
 
+async def test_what_a_thread_reads_for_metrics_does_not_change_meanwhile(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Incident: the exporter of OTLP has a thread of its own, and iterated over a dictionary that grew."""
+    behavior = LearnedBehavior(database, SystemClock(), 15.0)
+    await session_of(database, "m")
+    behavior.found_full("m")
+    await behavior.renew()
+    read, before = behavior._known, dict(behavior._known)
+    behavior.found_full("other")
+    await behavior.renew()
+    assert (dict(read), list(behavior._known)) == (before, ["m", "other"])
+    read, before = behavior._known, dict(behavior._known)
+    for module in (turboserve.state_store.repository.behavior, turboserve.simulation.runtime.rows.admission):
+        monkeypatch.setattr(module, "LIVE_LIMIT", 0)
+    behavior.found_full("m")
+    await behavior.renew()
+    assert (dict(read), list(behavior._known)) == (before, ["other"])
+
+
 async def test_the_event_loop_goes_on_while_behavior_is_learned(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,9 @@ class LearnedBehavior:
     def __init__(self, database: Database, clock: Clock, interval_s: float) -> None:
         """`interval_s`: see `Settings.behavior_s`."""
         self._database, self._clock, self._interval_s = database, clock, interval_s
-        self._known: dict[str, _Known] = {}
+        self._known: Mapping[str, _Known] = {}
+        """What is known of each model, in the order of reading. It is replaced, not changed: an exporter of
+        metrics reads it on a thread of its own."""
         self._full: dict[str, None] = {}
         """Models that were found full since they were learned last, the last ones last."""
         for gauge, place in (
@@ -126,7 +128,7 @@ class LearnedBehavior:
             rows = await db.admission.session_times(model, since=since)
         if rows is None:
             # Too many live. Without their departures, past forecasts cannot be compared either.
-            self._known.pop(model, None)
+            self._known = {name: one for name, one in self._known.items() if name != model}
             return
         known = self._known.get(model)
         learner = known.learner if known is not None else BehaviorLearner()
@@ -134,9 +136,11 @@ class LearnedBehavior:
         renewed = await asyncio.to_thread(
             _renew, learner, rows, since, self._clock.monotonic(), self._clock.wall()
         )
-        self._known.pop(model, None)
-        self._known[model] = renewed
-        _keep_last(self._known)
+        # The models that were read last, this one last.
+        others = {name: one for name, one in self._known.items() if name != model}
+        others[model] = renewed
+        _keep_last(others)
+        self._known = others
 
     def shown(self, place: int) -> Mapping[tuple[str, ...], float]:
         """Return one figure of `ClassFigures` for each model and class of behavior."""
