@@ -52,10 +52,15 @@ def pytest_group_process_started():
 """
 """The second process begins when the first test has failed."""
 FIRST = """
-import os, warnings
+import os, time, warnings
 from pathlib import Path
 
 def test_passes(once, tmp_path):
+    # Else this process could run both files before the other one begins.
+    mark = Path(os.environ["MARK"])
+    deadline = time.monotonic() + 120
+    while not (mark.exists() or mark.with_name("beside").exists()) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert once.parent.name == tmp_path.parent.name in ("gw0", "gw1")
     warnings.warn("of a process")
 
@@ -83,6 +88,7 @@ def module():
 @pytest.mark.parametrize("number", range(3))
 def test_beside(number, once):
     # Only while another process runs the first file.
+    Path(os.environ["MARK"]).with_name("beside").touch()
     deadline = time.monotonic() + 120
     while not Path(os.environ["MARK"]).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
