@@ -26,7 +26,7 @@ def when(seconds_ago: float) -> str:
 
 async def drawn_worker(api: httpx.AsyncClient) -> str:
     workers = (await api.get("/v1/workers")).json()["workers"]
-    return next(str(one["id"]) for one in workers if one["phase"] == "ready")
+    return next(str(one["id"]) for one in workers if one["phase"] == "ready" and one["model"] == "toyworld")
 
 
 async def read(api: httpx.AsyncClient, pool: str, name: str, **query: Any) -> dict[str, Any]:
