@@ -137,8 +137,8 @@ async def test_the_round_trip_shows_each_way_in_which_a_connection_fails(
 ) -> None:
     trip = RoundTrip()
     measuring = asyncio.create_task(measure_round_trips(bus, trip, time.monotonic))
-    await until(lambda: trip.seconds(time.monotonic()) > 0)
-    assert trip.warning(time.monotonic()) is None
+    # On a busy machine an answer may be slow without any fault of the network.
+    await until(lambda: trip.seconds(time.monotonic()) > 0 and trip.warning(time.monotonic()) is None)
     network.set(conditions)
     await until(lambda: trip.warning(time.monotonic()) is not None)
     network.set(UNDISTURBED)
