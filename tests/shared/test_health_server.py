@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.waiting import eventually
 from turboserve import health, telemetry
+from turboserve.connections import Admission
 from turboserve.health import CONNECTIONS, HealthServer
 
 PATIENCE_S = 60.0
@@ -46,13 +47,23 @@ async def test_probes_are_answered(server: HealthServer) -> None:
 async def test_half_open_connections_make_room_for_probes(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch, beginning: bytes
 ) -> None:
-    # Long enough for a busy machine to open all of them, short enough to wait for.
     monkeypatch.setattr(health, "HEADER_S", 2.0)
-    opened = []
+    opened, admitted = [], 0
+    admit = server._table.admit
+
+    def counted(address: str) -> Admission:
+        nonlocal admitted
+        admitted += 1
+        return admit(address)
+
+    monkeypatch.setattr(server._table, "admit", counted)
     for _ in range(6 * CONNECTIONS):
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(beginning)
         opened.append((reader, writer))
+    await eventually(lambda: admitted == len(opened))
+    await asyncio.sleep(0)  # Each has its time limit now. A probe may be slow on a busy machine.
+    monkeypatch.setattr(health, "HEADER_S", PATIENCE_S)
     assert b"200 OK" in await ask(server, "/healthz")
     assert len(server._open) <= CONNECTIONS
     # No later connection makes them leave: they are closed after their time limit.
@@ -76,12 +87,18 @@ async def test_who_does_not_read_its_answer_is_cut_off(
 ) -> None:
     """The answer exceeds the kernel's buffers. Incident: the server waited without an end."""
     monkeypatch.setattr(health, "ANSWER_S", 0.5)
-    monkeypatch.setattr(telemetry, "prometheus_text", lambda: bytes(64 << 20))
+    answered = asyncio.Event()
+
+    def huge() -> bytes:
+        answered.set()
+        return bytes(64 << 20)
+
+    monkeypatch.setattr(telemetry, "prometheus_text", huge)
     _reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1)
     assert isinstance(writer.transport, asyncio.Transport)
     writer.transport.pause_reading()
     writer.write(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
     async with asyncio.timeout(PATIENCE_S):
-        await eventually(lambda: server._open)
+        await answered.wait()
         await eventually(lambda: not server._open)
     writer.transport.abort()
