@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import httpx
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.sdk.scripted_gateway import Connection, chunks, scripted
-from turboserve.client import AsyncClient, GatewayUnreachableError
+from turboserve.client import AsyncClient, GatewayUnreachableError, gateways
 from turboserve.client.gateways import Gateways, SilenceWatch
 from turboserve.free_ports import any_free
 
+SILENT_S = 60.0
+"""A real silence of a busy machine is shorter."""
 
-async def freezes(connection: Connection) -> None:
-    """Send two chunks and answer no ping: the process is stopped and its connections stay."""
-    await connection.begin(range(2))
-    await connection.socket.wait_closed()
+
+class Moment:
+    """The time by which gateways are silent. It does not pass by itself."""
+
+    now = 0.0
+
+
+@pytest.fixture
+def moment(monkeypatch: pytest.MonkeyPatch) -> Moment:
+    moment = Moment()
+    asked, silent = SilenceWatch.asked, SilenceWatch.silent
+    monkeypatch.setattr(SilenceWatch, "asked", lambda watch, _: asked(watch, moment.now))
+    monkeypatch.setattr(SilenceWatch, "silent", lambda watch, _: silent(watch, moment.now))
+    for limit in ("SILENT_S", "LONGEST_SILENT_S"):
+        monkeypatch.setattr(gateways, limit, SILENT_S)
+    return moment
 
 
 async def goes_on(connection: Connection) -> None:
@@ -25,17 +38,30 @@ async def goes_on(connection: Connection) -> None:
     await connection.end(3)
 
 
-async def test_a_stream_leaves_a_silent_gateway_and_repeats_nothing() -> None:
+async def test_a_stream_leaves_a_silent_gateway_and_repeats_nothing(moment: Moment) -> None:
+    got: list[int] = []
+
+    async def freezes(connection: Connection) -> None:
+        """Send two chunks and answer no ping: the process is stopped and its connections stay."""
+        await connection.begin(range(2))
+        await eventually(lambda: got == [0, 1] and not stream._silence.wants_ping)
+        moment.now += SILENT_S
+        await connection.socket.wait_closed()
+
     async with scripted(freezes) as silent, scripted(goes_on) as other:
         client = AsyncClient([silent.url, other.url])
         stream = client.session("ses_1").watch()
-        assert await chunks(stream) == [0, 1, 2, 3]
+        async with stream:
+            async for chunk in stream:
+                got.append(chunk.index)
+        assert got == [0, 1, 2, 3]
         assert client.base_url == other.url
     [first], [second] = silent.connections, other.connections
     assert any(message["type"] == "ping" for message in first.messages)
     assert second.query["after"] == "1"
 
 
+@pytest.mark.usefixtures("moment")
 async def test_a_gateway_that_sends_its_viewers_on_is_left_at_once() -> None:
     """Each first attempt at another gateway waited for as long as the gateway before had asked for."""
 
@@ -54,6 +80,7 @@ async def test_a_gateway_that_sends_its_viewers_on_is_left_at_once() -> None:
     assert third.connections[0].query["after"] == "1"
 
 
+@pytest.mark.usefixtures("moment")
 async def test_the_greeting_names_the_other_gateways() -> None:
     async with scripted(goes_on) as other:
 
@@ -68,23 +95,22 @@ async def test_the_greeting_names_the_other_gateways() -> None:
         assert len(first.connections) == len(other.connections) == 1
 
 
-async def test_a_gateway_that_answers_pings_is_kept_however_long_it_sends_no_video() -> None:
+async def test_a_gateway_that_answers_pings_is_kept_however_long_it_sends_no_video(moment: Moment) -> None:
     async def waits(connection: Connection) -> None:
         await connection.begin([0])
-        answered = 0
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + 3.0
-        while loop.time() < deadline_s:
-            asked = sum(message["type"] == "ping" for message in connection.messages)
-            for _ in range(asked - answered):
-                await connection.send(type="pong")
-            answered = asked
-            await asyncio.sleep(0.02)
-        assert answered > 1
+
+        def asked() -> int:
+            return sum(message["type"] == "ping" for message in connection.messages)
+
+        for answered in range(5):
+            await eventually(lambda: asked() > answered)  # noqa: B023
+            moment.now += 0.8 * SILENT_S
+            await connection.send(type="pong")
         await connection.end(0)
 
     async with scripted(waits) as first, scripted(goes_on) as other:
         assert await chunks(AsyncClient([first.url, other.url]).session("ses_1").watch()) == [0]
+    assert len(first.connections) == 1
     assert not other.connections
 
 
@@ -121,16 +147,16 @@ def test_addresses() -> None:
         Gateways([])
     with pytest.raises(ValueError, match="must begin with http"):
         Gateways(["http://a", "b"])
-    gateways = Gateways(["https://a/", "https://b"])
-    gateways.learn(["http://c", "https://b/", "https://d"])
-    gateways.leave("https://b")
-    assert gateways.current == "https://a"
+    known = Gateways(["https://a/", "https://b"])
+    known.learn(["http://c", "https://b/", "https://d"])
+    known.leave("https://b")
+    assert known.current == "https://a"
     visited = []
     for _ in range(3):
-        visited.append(gateways.current)
-        gateways.leave(gateways.current)
+        visited.append(known.current)
+        known.leave(known.current)
     assert visited == ["https://a", "https://b", "https://d"]
-    assert gateways.current == "https://a"
+    assert known.current == "https://a"
 
 
 def test_a_slow_network_gets_more_time_until_video_arrives() -> None:
