@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -17,6 +18,7 @@ from turboserve.subjects import CANARY_CHUNKS, CANARY_EVENTS, CHUNKS, EVENTS, SE
 from turboserve.tasks import stop
 
 TIMEOUT_S = 5.0
+STREAM_BYTES = 100_000
 
 
 def monitor() -> CanaryMonitor:
@@ -94,25 +96,32 @@ async def test_a_canary_reaches_a_service_only_once_it_is_stored(
             subjects=["own.*", "chunk.*.*", CANARY_CHUNKS.every],
             storage=api.StorageType.MEMORY,
             allow_msg_ttl=True,
-            max_bytes=4_000,
+            max_bytes=STREAM_BYTES,
             discard=api.DiscardPolicy.NEW,
             republish=api.RePublish(src=">", dest="live.>"),
         )
     )
     now = asyncio.get_running_loop().time
-    watched = CanaryMonitor((CHUNKS,), TIMEOUT_S, now())
+    watched = CanaryMonitor((CHUNKS,), 60.0, now())
     await subscribe_canaries(worker, watched, now)
     await worker.flush()
     watch = asyncio.create_task(watch_canaries(worker, watched, now))
+    numbers = itertools.count()
+
+    async def takes_after_a_canary() -> bool:
+        # Each time a new one: a process that was stopped for a moment waits for the next one.
+        await append(store, CANARY_CHUNKS.every, b"{}", message_id=str(next(numbers)), ttl_s=600)
+        return watched.takes(CHUNKS, now())
+
     try:
         assert not watched.takes(CHUNKS, now())
-        await append(store, CANARY_CHUNKS.every, b"{}", message_id="1", ttl_s=20)
-        await eventually(lambda: watched.takes(CHUNKS, now()), 60)
-        await store.jetstream().publish("own.s", b"x" * 3_700)
+        await eventually(takes_after_a_canary)
+        used = (await store.jetstream().stream_info(CHUNKS)).state.bytes
+        await store.jetstream().publish("own.s", b"x" * (STREAM_BYTES - used - 300))
         # Refused by the stream: the broker delivers it to no subscriber.
         heard_s = watched.silent_s(CHUNKS, now())
         with pytest.raises(LogFullError, match="maximum bytes"):
-            await append(store, CANARY_CHUNKS.every, b"{}" * 300, message_id="2", ttl_s=20)
+            await append(store, CANARY_CHUNKS.every, b"{}" * 300, message_id="refused", ttl_s=600)
         await worker.flush()
         silent_s = watched.silent_s(CHUNKS, now())
         assert heard_s is not None
