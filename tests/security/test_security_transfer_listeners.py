@@ -189,9 +189,14 @@ def test_libraries_use_one_interface_and_what_an_operator_set_stays(
     assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
-def reached(address: tuple[str, int], source: str) -> bool:
+PATIENCE_S = 60.0
+REFUSED_S = 0.5
+"""Nothing answers to a host that is refused."""
+
+
+def reached(address: tuple[str, int], source: str, limit_s: float = REFUSED_S) -> bool:
     with socket.socket() as one:
-        one.settimeout(0.5)
+        one.settimeout(limit_s)
         one.bind((source, 0))
         try:
             one.connect(address)
@@ -206,7 +211,7 @@ def test_a_library_listener_accepts_the_peer_only_and_then_no_host() -> None:
         [address] = found.addresses
         assert address == listener.getsockname()
         found.only_from(["127.0.0.9", "127.0.0.5", "::1"])
-        assert reached(address, "127.0.0.5")
+        assert reached(address, "127.0.0.5", PATIENCE_S)
         assert not reached(address, LOOPBACK)
         accepted, _ = listener.accept()
         with accepted:
@@ -226,9 +231,9 @@ def test_the_same_holds_for_ipv6() -> None:
     with listener:
         [address] = found.addresses
 
-        def connects() -> bool:
+        def connects(limit_s: float = REFUSED_S) -> bool:
             with socket.socket(socket.AF_INET6) as one:
-                one.settimeout(0.5)
+                one.settimeout(limit_s)
                 try:
                     one.connect(address)
                 except TimeoutError:
@@ -236,7 +241,7 @@ def test_the_same_holds_for_ipv6() -> None:
                 return True
 
         found.only_from(["fd00::1", "::1"])
-        assert connects()
+        assert connects(PATIENCE_S)
         found.only_from(["fd00::1"])
         assert not connects()
         found.close()
