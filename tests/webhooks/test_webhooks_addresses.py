@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.ports import free_ports
 from tests.webhooks.receiver import Receiver, Reply, receiving
 from turboserve.contracts.errors import InvalidInputError
 from turboserve.webhooks.client import BlockedAddressError, SendError, WebhookClient
@@ -170,16 +169,15 @@ async def test_a_name_that_changes_its_address_is_connected_where_it_was_checked
     def rebinding(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
         if host == "rebind.example":
             asked.append(host)
-            address = "192.0.2.1" if len(asked) == 1 else "127.0.0.1"
+            # No server listens at the first one.
+            address = "127.0.0.2" if len(asked) == 1 else "127.0.0.1"
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
         return real(host, port, *rest, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", rebinding)
-    rules = AddressRules(networks=(ipaddress.ip_network("192.0.2.0/24"),))
+    rules = AddressRules(networks=(ipaddress.ip_network("127.0.0.2/32"),))
     with pytest.raises(SendError):
-        await client(rules, timeout_s=0.5).post(
-            receiver.url(host="rebind.example", scheme="https"), {}, b"{}"
-        )
+        await client(rules).post(receiver.url(host="rebind.example", scheme="https"), {}, b"{}")
     assert asked == ["rebind.example"]
     # The next attempt resolves again, and is blocked.
     with pytest.raises(BlockedAddressError):
@@ -213,8 +211,12 @@ async def test_answers_are_bounded_in_size_and_time(receiver: Receiver, client: 
 
 
 async def test_failures_tell_nothing_of_this_network(client: Client) -> None:
-    with pytest.raises(SendError, match=r"^the connection was refused$"):
-        await client(LOCAL).post(f"http://127.0.0.1:{free_ports(1)[0]}/", {}, b"{}")
+    with socket.socket() as held:
+        # No other process gets the port, and nothing listens at it.
+        held.bind(("127.0.0.1", 0))
+        unused = f"http://127.0.0.1:{held.getsockname()[1]}/"
+        with pytest.raises(SendError, match=r"^the connection was refused$"):
+            await client(LOCAL).post(unused, {}, b"{}")
     with pytest.raises(SendError, match="does not resolve"):
         await client(STRICT).post("https://no-such-name.invalid/", {}, b"{}")
 

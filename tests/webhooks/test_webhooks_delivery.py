@@ -6,6 +6,7 @@ import asyncio
 import base64
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.helpers.ports import free_ports
 from tests.helpers.service_process import Service, connected
-from tests.helpers.waiting import eventually
+from tests.helpers.waiting import LIMIT_S, eventually
 from tests.state_store.state_store_harness import Harness, Store
 from tests.webhooks.crashing_sender import POINTS
 from tests.webhooks.receiver import Received, Receiver, Reply, receiving
@@ -213,7 +214,7 @@ async def test_failures_are_repeated_in_order_and_delay_no_other_webhook(scene: 
     flaky, slow, good = [await scene.webhook(path) for path in ("/flaky", "/slow", "/good")]
     events = await scene.session(prompts=2)
     # A busy machine answers the two others in this time, and the test waits for it once.
-    scene.sender.start(TURBOSERVE_WEBHOOK_TIMEOUT_S="6")
+    scene.sender.start(TURBOSERVE_WEBHOOK_TIMEOUT_S="12")
     await scene.until(good, DeliveryState.DELIVERED, count=4)
     found = await scene.until(flaky, DeliveryState.DELIVERED, count=4)
     assert [one.attempts for one in found] == [3] * 4
@@ -224,7 +225,7 @@ async def test_failures_are_repeated_in_order_and_delay_no_other_webhook(scene: 
 
     async def timed_out() -> bool:
         first = (await scene.deliveries(slow))[-1]
-        return first.attempts > 0 and "within 6 s" in (first.error or "")
+        return first.attempts > 0 and "within 12 s" in (first.error or "")
 
     await eventually(timed_out, what=scene.sender.logged)
     assert (await scene.row(slow)).failures > 0
@@ -264,6 +265,7 @@ async def test_gone_disables_with_an_audit_entry_and_an_event(scene: Scene) -> N
 
 async def test_rotation_redelivery_and_tenants(scene: Scene) -> None:
     scene.sender.start()
+    began = int(time.time())
     webhook = await scene.webhook(types=("session.created",))
     [event, _] = await scene.session()
     await scene.until(webhook, DeliveryState.DELIVERED)
@@ -282,7 +284,7 @@ async def test_rotation_redelivery_and_tenants(scene: Scene) -> None:
         keys = [base64.b64decode(secret.removeprefix("whsec_")) for secret in secrets]
         signed = signatures(keys, one.id, int(one.headers["webhook-timestamp"]), one.body)
         assert one.headers["webhook-signature"] == signed
-        assert abs(int(one.headers["webhook-timestamp"]) - one.at) <= 2
+        assert began <= int(one.headers["webhook-timestamp"]) <= one.at
         assert one.headers["content-type"] == "application/json"
     foreign = WebhookRef(webhook=webhook.id, tenant="other")
     with pytest.raises(NotFoundError):
@@ -295,6 +297,15 @@ async def test_rotation_redelivery_and_tenants(scene: Scene) -> None:
     await scene.gateway.call(webhook_subjects.DELETE_WEBHOOK, WebhookRef.model_validate(scene.ref(webhook)))
     with pytest.raises(NotFoundError):
         await scene.deliveries(webhook)
+
+
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def test_the_receiver_of_the_guide_accepts_what_is_signed(scene: Scene, tmp_path: Path) -> None:
@@ -314,8 +325,10 @@ async def test_the_receiver_of_the_guide_accepts_what_is_signed(scene: Scene, tm
     )
     try:
         assert process.stdout is not None
+        # A delivery that finds no receiver is sent again only seconds later.
+        await eventually(lambda: listens(port))
         record = await scene.api.create("toy", tenant=scene.tenant)
-        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+        line = (await asyncio.wait_for(process.stdout.readline(), LIMIT_S)).decode()
         assert line.startswith("session.created")
         assert record.id in line
         await scene.until(webhook, DeliveryState.DELIVERED)
