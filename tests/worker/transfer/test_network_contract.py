@@ -43,8 +43,6 @@ MODEL, SESSION, MIGRATION, TARGET = "0123456789abcdef", "ses_1", 7, "wrk_target"
 KEY = bytes(range(32))
 PAGES, SIZE = 4, 1_000
 LIMIT_S = 60.0
-SHORT_S = 1.0
-"""The target's timeout in tests where nothing arrives."""
 
 
 def content(page: int, *, changed: bool = False) -> Tensor:
@@ -141,6 +139,29 @@ class Pair:
         await eventually(condition, LIMIT_S, lambda: f"the source was asked for {self.provider.said}")
 
 
+class AttemptClock:
+    """A target's time, in seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._ahead_s = now, 0.0
+
+    def __call__(self) -> float:
+        return self._now() + self._ahead_s
+
+    def end_with_attempts_of(self, target: Target) -> None:
+        """Let each failed attempt of the target take its whole timeout."""
+        attempt = target._attempt
+
+        async def attempted(*args: Any) -> FetchedState:
+            try:
+                return await attempt(*args)
+            except TransferError:
+                self._ahead_s += LIMIT_S
+                raise
+
+        target._attempt = attempted  # type: ignore[method-assign, assignment]
+
+
 class Kind(ABC):
     """A kind of network, and the loop that it runs on."""
 
@@ -157,11 +178,14 @@ class Kind(ABC):
         scenario: Callable[[Pair], Coroutine[Any, Any, None]],
         *,
         model: str = MODEL,
-        patience_s: float = LIMIT_S,
+        impatient: bool = False,
         worker: str = TARGET,
         **provider: Any,
     ) -> None:
-        """Run a scenario. `model` is the target's; `provider` gives fields of `Giver`."""
+        """Run a scenario. `model` is the target's; `provider` gives fields of `Giver`.
+
+        With `impatient`, the target's timeout is over after its first attempt that fails.
+        """
 
         async def played() -> None:
             now = asyncio.get_running_loop().time
@@ -170,7 +194,10 @@ class Kind(ABC):
             limits = CopyLimits(least_s=LIMIT_S, most_s=LIMIT_S, still_s=LIMIT_S)
             source = Source(gives, here.links, limits, now)
             address = await here.listen(source.serve)
-            target = Target(worker, there.links, patience_s, there.connect, now)
+            clock = AttemptClock(now)
+            target = Target(worker, there.links, LIMIT_S, there.connect, clock)
+            if impatient:
+                clock.end_with_attempts_of(target)
             pair = Pair(gives, Room(), source, target, (here, there), address, self.fabric)
             try:
                 await scenario(pair)
@@ -263,7 +290,7 @@ def test_no_listener(kind: Kind) -> None:
         with pytest.raises(PeerLostError):
             await pair.fetch()
 
-    kind.play(scenario, patience_s=SHORT_S)
+    kind.play(scenario, impatient=True)
 
 
 def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
@@ -274,7 +301,7 @@ def test_a_target_with_another_key_is_not_admitted(kind: Kind) -> None:
             await pair.fetch(migration=MIGRATION + 1)
         assert pair.provider.said == []
 
-    kind.play(scenario, patience_s=SHORT_S)
+    kind.play(scenario, impatient=True)
 
 
 def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
@@ -282,7 +309,7 @@ def test_a_target_that_the_row_does_not_name_is_refused(kind: Kind) -> None:
         with pytest.raises(MigrationNotOfferedError):
             await pair.fetch()
 
-    kind.play(scenario, worker="wrk_other", patience_s=SHORT_S)
+    kind.play(scenario, worker="wrk_other", impatient=True)
 
 
 def test_another_model_is_refused(kind: Kind) -> None:
