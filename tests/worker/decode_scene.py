@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.ports import free_ports
 from turboserve.tasks import stop
 from turboserve.worker.engine.decode_jobs import CachedDecoder, CacheTable, DecodeJob, digest_of_latents
 from turboserve.worker.engine.gather import LatencyProfile
@@ -63,7 +64,8 @@ class Place:
         self.decoder, self.config, self.name, self.room = decoder, config, name, room
         self.sessions, self.path, self.batches = sessions, path, batches or {1: 1.0}
         self.server: DecodeServer | None = None
-        self.port = 0
+        # No outgoing connection takes it while the worker is replaced.
+        [self.port] = free_ports(1)
         self._listener: asyncio.Server | None = None
         self._run: asyncio.Task[None] | None = None
 

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from tests.helpers.ports import free_ports
 from tests.worker.conftest import HashedText
 from tests.worker.started_runtime import Started
 from turboserve.tasks import stop
@@ -44,9 +45,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def text_worker(encoder: TextEncoder, port: int = 0) -> AsyncIterator[tuple[TextServer, int]]:
+    """Serve at `port`, by default a free one that no outgoing connection takes before the next server."""
     server = TextServer("txt_1", MODEL, encoder, KEY, time.monotonic)
     running = asyncio.create_task(server.run())
-    listener, port = await listen(server.serve, HOST, port)
+    listener, port = await listen(server.serve, HOST, port or free_ports(1)[0])
     try:
         yield server, port
     finally:
@@ -122,7 +124,11 @@ class Waits(HashedText):
         return super().encode(prompts)
 
 
-async def test_a_frozen_text_worker_is_not_asked_again_at_once(tiny_config: ModelConfig) -> None:
+async def test_a_frozen_text_worker_is_not_asked_again_at_once(
+    tiny_config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its rest does not end within the test, however slow the machine is.
+    monkeypatch.setattr(text_client, "REST_S", 3_600.0)
     frozen = Waits(tiny_config)
     async with text_worker(frozen) as (server, port), home(tiny_config, port, timeout_s=0.2) as client:
         try:
