@@ -13,6 +13,8 @@ from turboserve.worker.engine.parallel_forward import ParallelForward
 from turboserve.worker.engine.sequence_parallel import ForwardSpec
 from turboserve.worker.engine.state import SessionState
 
+LIMIT_S = 120.0
+
 
 class LocalExchange:
     """See `sequence_parallel.Exchange`. Counts the bytes that both ends send."""
@@ -31,7 +33,7 @@ class LocalExchange:
         self._sends.put([x.clone() for x in sent])
         self.bytes_sent += sum(x.numel() * x.element_size() for x in sent)
         try:
-            arrived = self._receives.get(timeout=20)
+            arrived = self._receives.get(timeout=LIMIT_S)
         except queue.Empty:
             raise PartnerLostError("no partner") from None
         assert [x.shape for x in arrived] == [x.shape for x in received]
@@ -58,7 +60,7 @@ class LocalDonor:
 
     def end(self) -> None:
         self._waiting.put(None)
-        self._thread.join(20)
+        self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
 
     def _serve(self) -> None:

@@ -18,6 +18,7 @@ from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 
 MakeDriver = Callable[..., Any]
+LIMIT_S = 120.0
 
 
 def spec(name: str, seed: int) -> SessionSpec:
@@ -37,7 +38,7 @@ class StepwiseCopies:
         copied, waited = LayerArrival.arrived, LayerArrival.wait
 
         def arrived(arrival: LayerArrival, layer: int) -> None:
-            assert self.layers.acquire(timeout=30)
+            assert self.layers.acquire(timeout=LIMIT_S)
             self.order.append(f"copied {layer}")
             copied(arrival, layer)
 
@@ -121,7 +122,7 @@ def test_a_chunk_is_decoded_only_with_the_decoder_s_whole_cache(
     def arrived(arrival: LayerArrival, layer: int) -> None:
         copied(arrival, layer)
         if arrival.complete:
-            assert decoder.wait(30)
+            assert decoder.wait(LIMIT_S)
 
     monkeypatch.setattr(LayerArrival, "arrived", arrived)
     engine.resume("a", driver.now)
@@ -161,7 +162,7 @@ def test_a_device_lost_in_a_copy_ends_the_engine_and_no_session(
 
     def arrived(arrival: LayerArrival, layer: int) -> None:
         if layer == 1:
-            assert waits.wait(30)
+            assert waits.wait(LIMIT_S)
             raise DEVICE_LOST[0]("an illegal memory access was encountered")
         copied(arrival, layer)
 
@@ -179,7 +180,7 @@ def test_a_device_lost_in_a_copy_ends_the_engine_and_no_session(
             run(transfer)
         finally:
             # The executor notes its failure only after the forward has failed.
-            assert failed.wait(30)
+            assert failed.wait(LIMIT_S)
 
     monkeypatch.setattr(LayerArrival, "arrived", arrived)
     monkeypatch.setattr(LayerArrival, "wait", wait)
