@@ -55,7 +55,7 @@ async def test_filters_narrow_the_log(api: Harness) -> None:
     refused = entry(tenant, operation="revoke_key", status=403, code="missing_scope", key=None)
     new = entry(tenant)
     await note(api, old, refused, new, entry(new_id("t")))
-    cut = time.time() - 50.0
+    cut = old.at + 50.0
     for filters, wanted in (
         ({}, (new, refused, old)),
         ({"refused": True}, (refused,)),

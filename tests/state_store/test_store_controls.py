@@ -179,6 +179,7 @@ async def test_an_ended_session_and_another_tenants_take_none(api: Harness) -> N
     assert refused.value.limit == "terminated"
 
 
+@pytest.mark.usefixtures("standing_clock")
 async def test_controls_count_as_prompts(start_store: StartStore, settings: Settings) -> None:
     await start_store(tenant_prompts_per_minute=2)
     async with Harness.connected(settings) as api:

@@ -23,6 +23,7 @@ from turboserve.state_store.settings import Settings
 from turboserve.subjects import CHUNK, CHUNKS
 from turboserve.tasks import stop
 
+OUTAGES = True
 CHUNK_BYTES = 48 * 1024
 MIB = 2**20
 

@@ -32,6 +32,8 @@ from turboserve.state_store.hot.session_state import REST_S, HotStoreGuard, Late
 from turboserve.state_store.ports.hot import HotStore, HotUnavailableError
 from turboserve.state_store.settings import Settings
 
+OUTAGES = True
+
 
 @pytest.fixture(params=["redis", "memory"])
 def url(request: pytest.FixtureRequest) -> str | None:

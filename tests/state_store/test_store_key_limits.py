@@ -96,6 +96,7 @@ async def test_a_change_holds_from_the_next_request_on(api: Harness) -> None:
         await change(api, "no-such-key", slots=1)
 
 
+@pytest.mark.usefixtures("standing_clock")
 async def test_concurrent_requests_do_not_exceed_a_rate(api: Harness) -> None:
     model, ours = new_id("m"), await key(api, creations_per_minute=3, prompts_per_minute=2)
     await api.worker(model, capacity=40)

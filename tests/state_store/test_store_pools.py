@@ -68,7 +68,7 @@ async def test_two_sessions_share_their_workers_time_and_the_rest_is_idle(api: H
     async def told(**more: Any) -> None:
         await report(api, pool, paid(worker, time.monotonic() - launched, gpus=100.0, **more))
 
-    await told(ready_ago_s=4.0)
+    await report(api, pool, paid(worker, 10.0, gpus=100.0, ready_ago_s=4.0))
     await api.renew(worker, "paid")
     one, two = [await api.place(await api.create("paid"), worker) for _ in range(2)]
 

@@ -26,6 +26,8 @@ from turboserve.telemetry import continuing
 ATTEMPTS = 5
 BATCH = 100
 CONCURRENT_WRITES = 16
+APPEND_S = 1.0
+"""Deadline of one append to the log, seconds. The sweep repeats what took longer."""
 
 log = logs.get("fence")
 assignments_log = logs.get("assignments")
@@ -155,7 +157,7 @@ class Fence:
                 # a known id as a repetition. The fence itself refuses a repetition of this message.
                 message_id=ids.new_id("own"),
                 expect=(subject, after),
-                deadline_s=1.0,
+                deadline_s=APPEND_S,
             )
         except FencedError:
             metrics.fence_refused.add(1)
