@@ -32,7 +32,7 @@ def url(pool: Pool) -> str:
 
 async def lines(pool: Pool, request_id: str) -> list[dict[str, Any]]:
     """Return the lines of the access log about one request, once there is one."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             # What follows the last newline is a line that is being written.
             whole = pool.log(NAME).rpartition("\n")[0]
