@@ -43,6 +43,7 @@ class Broker:
         """(server, subject) of each request."""
         self.heard: list[tuple[str, str]] = []
         """(receiver, subject) of each received message."""
+        self._services: list[Client] = []
 
     async def connect(self, user: str) -> Client:
         """Connect a bare client, as an attacker with this user's password. Refusals are ignored."""
@@ -101,14 +102,16 @@ class Broker:
             if service in log.readers:
                 await client.subscribe(log.live("*"), cb=hear)
         await processed(client)
+        self._services.append(client)
 
     async def settled(self, *clients: Client) -> None:
         """Wait until everything that `clients` sent was processed, also by the services."""
-        for client in clients:
-            await processed(client)
+        await processed(*clients)
         before = None
         while before != (before := await self._state()):
             await asyncio.sleep(0.3)
+            # What the broker sent to a service lies before the answer to the service's ping.
+            await processed(*self._services)
 
     async def _state(self) -> tuple[int, int, int, int]:
         sequences = [(await self.jetstream.stream_info(name)).state.last_seq for name in (CHUNKS, EVENTS)]
