@@ -180,18 +180,28 @@ async def test_canaries_whose_message_ids_are_used_in_advance_still_come(
 
     task = asyncio.create_task(listen())
     try:
-        canary, message_id = await asyncio.wait_for(heard.get(), PATIENCE_S)
-        # Guesses from public canaries: the instance with later numbers, and this id incremented.
-        prefixes = (f"{canary.instance}:", message_id.removesuffix(str(canary.number)))
-        guesses = {
-            f"{prefix}{canary.number + more}" for prefix in prefixes for more in range(1, CANARIES_TAKEN)
-        }
-        await asyncio.gather(*(take(attacker, guess) for guess in sorted(guesses)))
-        while not heard.empty():
-            heard.get_nowait()
-        numbers = [(await asyncio.wait_for(heard.get(), PATIENCE_S))[0].number for _ in range(5)]
-        assert numbers == list(range(numbers[0], numbers[0] + 5))
-        assert numbers[-1] < canary.number + CANARIES_TAKEN
+        newest = -1
+        async with asyncio.timeout(4 * PATIENCE_S):
+            while True:
+                canary, message_id = await heard.get()
+                if canary.number <= newest:
+                    continue
+                # Guesses from public canaries: the instance with later numbers, and this id incremented.
+                prefixes = (f"{canary.instance}:", message_id.removesuffix(str(canary.number)))
+                guesses = {
+                    f"{prefix}{canary.number + more}"
+                    for prefix in prefixes
+                    for more in range(1, CANARIES_TAKEN)
+                }
+                await asyncio.gather(*(take(attacker, guess) for guess in sorted(guesses)))
+                while not heard.empty():
+                    newest = heard.get_nowait()[0].number
+                numbers = [(await heard.get())[0].number for _ in range(5)]
+                assert numbers == list(range(numbers[0], numbers[0] + 5))
+                newest = numbers[-1]
+                # A busy machine may be so slow with the guesses that canaries outrun them.
+                if newest < canary.number + CANARIES_TAKEN:
+                    break
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
