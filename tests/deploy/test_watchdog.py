@@ -89,13 +89,13 @@ def watched(tmp_path: Path) -> Watched:
 
 
 def test_it_ends_when_the_broker_is_frozen_and_leaves_nothing_of_it(tmp_path: Path) -> None:
-    watched = Watched(tmp_path / "data", tmp_path, silent_limit=2)
+    watched = Watched(tmp_path / "data", tmp_path, silent_limit=4)
     with watched.running() as watchdog:
         server = server_of(watchdog)
         server.suspend()
         assert watchdog.wait(PATIENCE_S) == 1
         server.wait(PATIENCE_S)
-    assert "no answer 2 times in a row" in watched.said()
+    assert "no answer 4 times in a row" in watched.said()
 
 
 def test_it_passes_a_request_to_end_on_and_ends_with_the_broker(watched: Watched) -> None:
