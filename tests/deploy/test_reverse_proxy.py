@@ -128,7 +128,7 @@ async def test_a_session_plays_through_it_in_every_form(proxied: Proxied) -> Non
         # As a page of the proxied site does: browsers send the origin with the port that they see.
         origin = {"Origin": f"https://turboserve.example:{proxied.port}"}
         indices: list[int] = []
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(2 * PATIENCE_S):
             async with websockets.connect(
                 url,
                 host="127.0.0.1",
@@ -168,7 +168,7 @@ async def test_what_is_not_for_the_world_and_what_is_too_much(proxied: Proxied) 
             plain = await unencrypted.get(f"http://127.0.0.1:{proxied.plain_port}/page")
         assert (plain.status_code, plain.headers["location"]) == (301, "https://turboserve.example/page")
     address = ("127.0.0.1", proxied.port)
-    with attacks.half_open(address, 80, b"") as held:
+    with attacks.half_open(address, 80, b"", PATIENCE_S) as held:
         deadline = time.monotonic() + PATIENCE_S
         while attacks.still_open(held):
             assert time.monotonic() < deadline, "nginx keeps half-open connections"
