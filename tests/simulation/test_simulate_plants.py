@@ -184,7 +184,7 @@ def test_a_pool_that_ends_busy_workers_is_found(monkeypatch: pytest.MonkeyPatch)
         self.release(slot, "no longer wanted", now)
 
     monkeypatch.setattr(lifecycle.Lifecycle, "_drain", at_once)
-    assert is_found("scale_in_harmless", range(40, 100), CALM, seconds=25.0)
+    assert is_found("scale_in_harmless", range(40, 100), CALM, seconds=25.0, finds=48)
 
 
 def test_a_controller_that_trusts_silence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
