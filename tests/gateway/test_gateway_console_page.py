@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.gateway.test_gateway_migrations import MigratingWorkers, migrate, placed
-from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, focus_is, until
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, focus_is, serious_violations, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.reporting_autoscaler import SCALING, ReportingAutoscaler
 from tests.helpers.waiting import eventually
@@ -102,17 +102,6 @@ async def past(
         pool.stop(name)
 
 
-async def serious(page: Any) -> list[str]:
-    axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
-    found: list[str] = []
-    for scheme in ("light", "dark"):
-        await page.emulate_media(color_scheme=scheme)
-        for each in (await axe.run(page)).response["violations"]:
-            if each["impact"] in ("serious", "critical"):
-                found.append(f"{scheme} {each['id']} {[node['target'] for node in each['nodes']]}")
-    return found
-
-
 async def fits(page: Any) -> None:
     """Wait until nothing is wider than a phone. Plots are drawn again when their box has another size."""
     await page.set_viewport_size({"width": 390, "height": 844})
@@ -147,7 +136,7 @@ async def test_the_overview_plots_demand_and_capacity(past: type[Past], gateway_
     # There is nothing later, and the button keeps the focus.
     await focus_checked(page)
     await focus_is(page, "later")
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
 
 
@@ -166,7 +155,7 @@ async def test_workers_have_lanes_of_chunks_and_arrows_of_migrations(
     words = await page.locator("#lanes .readout").inner_text()
     assert past.session in words
     assert "of default on" in words
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
     # An hour in which there was no worker.
     await page.goto(f"{gateway_url}/pool#/workers?pool={POOL}&span=3600&to=2020-01-01T00:00:00Z")
@@ -187,7 +176,7 @@ async def test_migrations_have_their_reason_and_numbers(
     assert f"{past.session} of default: {past.source} → {past.target}, committed after" in text
     assert "operator" in text
     assert await row.locator("summary").count() == 1
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
 
 
@@ -223,7 +212,7 @@ async def test_decisions_stay_open_while_new_ones_arrive(
     await rows.filter(has_text="reason 1").nth(0).wait_for()
     await until(page, "document.querySelectorAll('#decisions-list li').length === 131")
     assert await opened.locator("details").get_attribute("open") is not None
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
 
 
@@ -243,7 +232,7 @@ async def test_the_queue_lists_who_waits(
     await page.locator("#plot-queue", has_text="waiting 1 session").wait_for()
     # There is no half of a session.
     assert await page.locator("#plot-queue .tick.end").all_text_contents() == ["0", "1"]
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
     await page.goto(f"{gateway_url}/pool#/queue?pool={pool}&to=2020-01-01T00:00:00Z")
     await page.locator("#queue-empty", has_text="not kept").wait_for()
@@ -274,7 +263,7 @@ async def test_quality_shows_debt_and_urgency(
     await row.filter(has_not_text="1.50").wait_for()
     assert await row.locator("td").all_inner_texts() == ["0", "0", "0", "0", "–", "–"]
     assert "lends its device to wk_3" in await shown.text_content()
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
 
 
@@ -288,7 +277,7 @@ async def test_cost_is_shown_by_tenant(past: type[Past], gateway_url: str, page:
     assert await page.locator("#model-rows tr").count() == 2
     assert int(await page.locator("#plot-cost svg.plot-area").get_attribute("data-points") or 0) >= 1
     await until(page, "document.getElementById('c-pool').textContent !== '–'")
-    assert await serious(page) == []
+    assert await serious_violations(page, "light", "dark") == []
     await fits(page)
     # On a phone, the links move until that of the view is there.
     await page.reload()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import FailSessionOf, StartSession
-from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, focus_is, until
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_checked, focus_is, serious_violations, until
 from tests.helpers.pool_harness import Pool
 from tests.helpers.waiting import eventually
 from turboserve.gateway.auth import key_file
@@ -453,7 +453,6 @@ async def test_a_lost_server_is_no_active_session(pool: Pool, page: Any) -> None
 
 
 async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any) -> None:
-    axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
     await page.goto(gateway_url)
     await page.locator("#chips").wait_for()
     states = ["empty", "live", "dialog", "pool"]
@@ -467,12 +466,4 @@ async def test_axe_finds_no_serious_violation(gateway_url: str, page: Any) -> No
             await page.locator("body[data-mode=empty]").wait_for()
             await page.goto(f"{gateway_url}/pool")
             await page.locator("#phase", has_not_text="loading").wait_for()
-        for scheme in ("light", "dark"):
-            await page.emulate_media(color_scheme=scheme)
-            found = (await axe.run(page)).response["violations"]
-            serious = [
-                (each["id"], [node["target"] for node in each["nodes"]])
-                for each in found
-                if each["impact"] in ("serious", "critical")
-            ]
-            assert serious == [], (state, scheme)
+        assert await serious_violations(page, "light", "dark") == [], state

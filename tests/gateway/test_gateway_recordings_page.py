@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.gateway.test_gateway_player_page import OVERFLOWS, SIZES, begin
-from tests.helpers.browser import NEEDS_CHROMIUM, focus_is, until
+from tests.helpers.browser import NEEDS_CHROMIUM, focus_is, serious_violations, until
 from tests.helpers.pool_harness import Pool
 
 pytestmark = NEEDS_CHROMIUM
@@ -24,17 +24,6 @@ AT_REPLAY = "() => document.activeElement.dataset.focus?.startsWith('Replay')"
 SOME_SECONDS = re.compile(r"\d:(?:0[2-9]|[1-5]\d).*recording now")
 """The page looks every three seconds. A busy machine may look first when there are more than ten."""
 SHOWS = f"() => {VIDEO}.currentTime > 0 && {VIDEO}.videoWidth > 0"
-
-
-async def serious(page: Any) -> list[Any]:
-    """Return what axe calls serious or critical on the page as it is."""
-    axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
-    found = (await axe.run(page)).response["violations"]
-    return [
-        (each["id"], [node["target"] for node in each["nodes"]])
-        for each in found
-        if each["impact"] in ("serious", "critical")
-    ]
 
 
 async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
@@ -86,14 +75,14 @@ async def test_a_session_is_recorded_replayed_downloaded_and_deleted(
         # Nothing of it is hidden: it need not be scrolled.
         close = await page.locator("#replay").get_by_role("button", name="Close").bounding_box()
         assert close["y"] + close["height"] <= dialog["y"] + dialog["height"]
-    assert await serious(page) == []
+    assert await serious_violations(page, "light") == []
     await page.get_by_role("button", name="Close").click()
     # The keyboard is back at the row.
     await until(page, AT_REPLAY)
     for width, height in SIZES.values():
         await page.set_viewport_size({"width": width, "height": height})
         assert await page.evaluate(OVERFLOWS) <= 0
-    assert await serious(page) == []
+    assert await serious_violations(page, "light") == []
 
     async with page.expect_download() as downloaded:
         await row.get_by_role("button", name="Download").click()

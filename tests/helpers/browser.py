@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
@@ -200,3 +200,25 @@ async def page(browser_address: str) -> AsyncIterator[Any]:
         # Shown by pytest if the test failed.
         print(await page.locator("body").inner_text())
     assert errors == []
+
+
+SCHEMES: Final[dict[str, dict[str, list[str]]]] = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
+"""Color scheme → the options with which axe looks at it. Of its rules, only this one depends on colors."""
+
+
+async def serious_violations(page: Any, *schemes: str) -> list[str]:
+    """Return what axe calls serious or critical on the page as it is, in each color scheme.
+
+    To send axe to the page and to read it there takes as long as half of its rules, so it is done once.
+    """
+    axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
+    if not await page.evaluate("() => 'axe' in window"):
+        await page.evaluate(axe.axe_script)
+    found: list[str] = []
+    for scheme in schemes:
+        await page.emulate_media(color_scheme=scheme)
+        options = {"resultTypes": ["violations"], **SCHEMES[scheme]}
+        for each in (await page.evaluate("(options) => axe.run(options)", options))["violations"]:
+            if each["impact"] in ("serious", "critical"):
+                found.append(f"{scheme} {each['id']} {[node['target'] for node in each['nodes']]}")
+    return found
