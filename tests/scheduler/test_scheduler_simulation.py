@@ -30,7 +30,7 @@ def drawn(count: int, soak: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("seed", [*range(count), *more])
 
 
-@drawn(2, soak=40)
+@drawn(1, soak=40)
 def test_under_faults_nothing_is_overfilled_and_afterwards_everything_runs(seed: int) -> None:
     world = run_scenario(seed, MANY)
     world.calm()
@@ -71,7 +71,7 @@ def test_any_mixture_of_faults(seed: int, faults: Faults) -> None:
     assert world.slow_migrations() == {}
 
 
-@drawn(2, soak=5)
+@drawn(1, soak=5)
 def test_without_faults_the_store_never_has_to_refuse(seed: int) -> None:
     """Reservations alone keep a burst from overfilling a worker, so the store's own check is never needed."""
     world = run_scenario(seed, NONE)
@@ -97,7 +97,7 @@ def test_when_nothing_changes_sessions_come_to_rest(seed: int) -> None:
     assert world.migrating_since == {}
 
 
-@drawn(2, soak=5)
+@drawn(1, soak=5)
 def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> None:
     """Running and suspended sessions leave it with their state, so no session is placed again."""
     world = World(seed, NONE, workers=3)
@@ -119,7 +119,7 @@ def test_a_draining_worker_is_emptied_without_a_session_being_cut(seed: int) -> 
     assert world.rows[suspended.id].phase is Phase.SUSPENDED
 
 
-@drawn(2, soak=5)
+@drawn(1, soak=5)
 def test_lost_reports_end_no_worker(seed: int) -> None:
     """Every load report is lost, and the scheduler is delayed and restarted: no worker is declared gone."""
     world = run_scenario(seed, Faults(lost_load=1.0, pause=0.05, restart=0.02, store_down=0.02), seconds=120)
