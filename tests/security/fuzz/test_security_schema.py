@@ -253,8 +253,8 @@ def example(path: str) -> str:
     return path
 
 
-SHARES = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
-"""A third of the hostile inputs goes to most operations. `make soak` sends every input to every operation."""
+SHARES = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+"""A fifth of the hostile inputs goes to most operations. `make soak` sends every input to every operation."""
 PROMPTS = {("POST", "/v1/sessions"), ("POST", "/v1/sessions/{session}/prompts")}
 """Operations that read most of what the bodies hold."""
 RARE = "{index}", "{event}", "{link}", "{chunk}", "{part}"

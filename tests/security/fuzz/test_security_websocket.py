@@ -20,7 +20,7 @@ from tests.helpers.hostile import Hostile, attacks
 from tests.helpers.raw_socket import RawSocket, breaches, lawful, message
 from turboserve.gateway.stream.client_messages import ClientMessage
 
-FRAMES = 2_000
+FRAMES = 1_000
 """Minimum number of frames."""
 MANY_FRAMES = 100_000
 FRAMES_EACH = 100
