@@ -100,7 +100,7 @@ class Pair:
         self.peers: list[Peer] = []
         self.context = multiprocessing.get_context("forkserver")
         # Loading torch once is enough for all processes of a test run.
-        names = [source_role.__name__, target_role.__name__]
+        names = [source_role.__name__, target_role.__name__, transfer_peer.__name__]
         self.context.set_forkserver_preload([*names, "nixl._api"] if nixl.installed() else names)
 
     def start(self, role: Any, **options: Any) -> Peer:
