@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.bench.report import BenchError
 from turboserve.experiments.autoscale.appendix import other_windows
+from turboserve.experiments.autoscale.bursts import GENERATORS
 from turboserve.experiments.autoscale.keeping import replay
 from turboserve.experiments.autoscale.oracles import cheapest_cost, cheapest_plan, lower_bound
 from turboserve.experiments.autoscale.outcome import ScalingOutcome
@@ -243,7 +244,7 @@ class TestReports:
         # Two choices a window instead of fifteen, and a table that is not profiled first.
         monkeypatch.setattr(table7_10, "windowed_oracle", _small_oracle)
         monkeypatch.setattr(table7_10, "_table", lambda training, start_up_s: flat_table(0.66))
-        found = table7_10.run(None, 1, 2.0)
+        found = table7_10.run(table7_10.PUBLISHED, 0, 1, 2.0)
         oracle = found["oracle"]
         assert found["lower_bound_worker_s"] < oracle["cost_worker_s"]
         assert len(oracle["gpus_at_window_end"]) == len(oracle["targets"]) == 10
@@ -251,7 +252,11 @@ class TestReports:
         report = table7_10.report(QUICK, dict.fromkeys(table7_10.cells(QUICK), found))
         assert report.keys() == KEYS
         assert report["ratio"]["oracle_cost"] == pytest.approx(oracle["cost_worker_s"] / 3695, abs=1e-4)
-        assert len(table7_10.rows(report)) == 10
+        assert len(table7_10.rows(report)) == 16
+        assert {row["learned"]["traces"] for row in report["ours"]["2 s"][table7_10.OTHERS].values()} == {
+            1,
+            5,
+        }
         default = found["systems"][table7_10.HEADLINE]
         assert default["late"] == 0
         # The oracle with all of its choices costs 3,671.
@@ -273,3 +278,8 @@ def test_unseen_windows_are_not_those_that_are_profiled() -> None:
     seen = {other_windows(seed).digest for seed in range(table7_10.TRAINING)}
     unseen = {other_windows(table7_10.FIRST_UNSEEN + seed).digest for seed in Scale().seeds}
     assert len(seen | unseen) == len(seen) + len(unseen)
+
+
+def test_twenty_traces_of_other_generators_are_replayed() -> None:
+    others = [cell.arguments for cell in table7_10.cells(Scale()) if cell.arguments[0] in GENERATORS]
+    assert len(others) == len(set(others)) == 20

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from turboserve.autoscaler.control.events import SessionChange
 from turboserve.experiments.autoscale.trace import Step, WorkloadTrace, checked
@@ -16,6 +17,12 @@ from turboserve.experiments.autoscale.trace import Step, WorkloadTrace, checked
 STAY_S = 90.0
 LASTS_S = 1800.0
 MEAN_SESSIONS = 30
+
+
+class Generator(Protocol):
+    """Draws a trace of `lasts_s` seconds."""
+
+    def __call__(self, seed: int, lasts_s: float = LASTS_S) -> WorkloadTrace: ...
 
 
 def modulated(seed: int, lasts_s: float = LASTS_S) -> WorkloadTrace:
@@ -97,7 +104,7 @@ def flash_crowds(seed: int, lasts_s: float = LASTS_S) -> WorkloadTrace:
     return _trace(f"flash crowds {seed}", instants(), source, lasts_s)
 
 
-GENERATORS: Mapping[str, Callable[[int], WorkloadTrace]] = {
+GENERATORS: Mapping[str, Generator] = {
     "modulated": modulated,
     "clustered": clustered,
     "renewal": renewal,

@@ -8,7 +8,8 @@ from typing import Any
 
 from turboserve.autoscaler.control.policy import default_table
 from turboserve.contracts.autoscale import ProfileTable
-from turboserve.experiments.autoscale.appendix import WINDOW_S, other_windows, ten_windows
+from turboserve.experiments.autoscale.appendix import WINDOW_S, WINDOWS, other_windows, ten_windows
+from turboserve.experiments.autoscale.bursts import GENERATORS
 from turboserve.experiments.autoscale.cases import windows_table
 from turboserve.experiments.autoscale.keeping import replay
 from turboserve.experiments.autoscale.oracles import lower_bound, windowed_oracle
@@ -16,13 +17,16 @@ from turboserve.experiments.autoscale.outcome import ScalingOutcome
 from turboserve.experiments.autoscale.plant import policy_for
 from turboserve.experiments.autoscale.profiling import RHO_GRID
 from turboserve.experiments.autoscale.sizers import flat_table
+from turboserve.experiments.autoscale.trace import WorkloadTrace
 from turboserve.experiments.paper.experiment import Scale
 from turboserve.experiments.paper.metrics import above_percent, as_json, mean_interval, measure, ratio
 from turboserve.experiments.paper.profiles import appendix, describe
 from turboserve.experiments.result_folder import PaperCell
 
 NAME = "table7_10"
-PUBLISHED = "the published windows"
+PUBLISHED, DRAWN = "the published windows", "drawn windows"
+UNSEEN, OTHERS = "unseen", "other generators"
+"""Drawn windows, and traces of other generators, of which only the first start-up has some."""
 HEADLINE = "learned"
 """The controller as it ships."""
 TRAINING, QUICK_TRAINING = 10, 4
@@ -39,24 +43,40 @@ PAPER = {
         "ours": [11, 8, 8, 8, 16, 16, 8, 16, 8, 15],
     },
 }
-WANTED = {"above_oracle_percent_at_2_s": 0.5, "late_at_2_s": 0, "above_oracle_percent_on_unseen": 0.7}
+WANTED = {
+    "above_oracle_percent_at_2_s": 0.5,
+    "late_at_2_s": 0,
+    "above_oracle_percent_on_unseen": 0.7,
+    "above_oracle_percent_on_other_generators": 0.7,
+}
 
 
 def cells(scale: Scale) -> list[PaperCell]:
+    """Return the cells. Traces of other generators are run at the first start-up, four of each in the whole
+    run."""
     training = QUICK_TRAINING if scale.quick else TRAINING
-    found = []
-    for delay in scale.start_ups:
-        for seed in (None, *(FIRST_UNSEEN + seed for seed in scale.seeds)):
-            name = PUBLISHED if seed is None else f"unseen {seed}"
-            found.append(PaperCell(NAME, f"{name}, start-up {delay:g} s", run, (seed, training, delay)))
-    return found
+    seeds = [FIRST_UNSEEN + seed for seed in scale.seeds]
+    drawn = [(PUBLISHED, 0), *((DRAWN, seed) for seed in seeds)]
+    others = [(name, seed) for name in GENERATORS for seed in seeds[: max(2 * len(seeds) // 5, 1)]]
+    return [
+        PaperCell(NAME, f"{kind} {seed}, start-up {delay:g} s", run, (kind, seed, training, delay))
+        for number, delay in enumerate(scale.start_ups)
+        for kind, seed in drawn + ([] if number else others)
+    ]
 
 
-def run(seed: int | None, training: int, start_up_s: float) -> dict[str, Any]:
-    """Replay the published windows (no seed) or drawn ones. Oracle and ours have one mechanism and grid."""
+def _trace(kind: str, seed: int) -> WorkloadTrace:
+    if kind == PUBLISHED:
+        return ten_windows()
+    return other_windows(seed) if kind == DRAWN else GENERATORS[kind](seed, WINDOW_S * len(WINDOWS))
+
+
+def run(kind: str, seed: int, training: int, start_up_s: float) -> dict[str, Any]:
+    """Replay the published windows, drawn ones, or a trace of a generator. Oracle and ours have one mechanism
+    and grid."""
     plant = appendix(start_up_s)
     policy = policy_for(plant)
-    trace = ten_windows() if seed is None else other_windows(seed)
+    trace = _trace(kind, seed)
     oracle = windowed_oracle(trace, plant, policy, WINDOW_S)
     tables = {
         "profiled": _table(training, start_up_s),
@@ -96,15 +116,17 @@ def _figures(outcome: ScalingOutcome) -> dict[str, Any]:
 def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
     by_start_up: dict[str, Any] = {}
     for delay in scale.start_ups:
-        its = {cell.arguments[0]: result for cell, result in results.items() if cell.arguments[2] == delay}
-        unseen = [result for seed, result in its.items() if seed is not None]
+        its = {cell.arguments[:2]: result for cell, result in results.items() if cell.arguments[3] == delay}
+        drawn = [result for (kind, _), result in its.items() if kind == DRAWN]
         by_start_up[f"{delay:g} s"] = {
-            PUBLISHED: its[None],
-            "unseen": {system: _unseen(system, unseen) for system in unseen[0]["systems"]},
+            PUBLISHED: its[PUBLISHED, 0],
+            UNSEEN: {system: _unseen(system, drawn) for system in drawn[0]["systems"]},
         }
     first = by_start_up[f"{scale.start_ups[0]:g} s"]
+    first[OTHERS] = others = _others(results)
     ours, oracle = first[PUBLISHED]["systems"][HEADLINE], first[PUBLISHED]["oracle"]
-    gap = first["unseen"][HEADLINE]["above_oracle_percent"]
+    gap = first[UNSEEN][HEADLINE]["above_oracle_percent"]
+    other_gap = others["all"][HEADLINE]["above_oracle_percent"]
     return {
         "paper": PAPER,
         "ours": by_start_up,
@@ -122,15 +144,31 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
             "late_at_2_s": ours["late"] <= WANTED["late_at_2_s"],
             "above_oracle_percent_on_unseen": gap is not None
             and gap["mean"] <= WANTED["above_oracle_percent_on_unseen"],
+            "above_oracle_percent_on_other_generators": other_gap is not None
+            and other_gap["mean"] <= WANTED["above_oracle_percent_on_other_generators"],
         },
         "declared": {
             "plant": describe(appendix(scale.start_ups[0])),
             "oracle": "The same controller, its ρ̂ chosen for each window of 30 s with the future known.",
             "lower_bound": "No policy costs less if no first chunk is late.",
-            "unseen": "Drawn as the windows that the table was profiled on, with other seeds.",
+            UNSEEN: "Drawn as the windows that the table was profiled on, with other seeds.",
+            OTHERS: f"First {WINDOW_S * len(WINDOWS):g} s of the bursty traces of "
+            f"{', '.join(GENERATORS)}, at the first start-up. A trace that no choice of the oracle serves in "
+            "time has no distance to it.",
             "grid": list(RHO_GRID),
             "headline": f"{HEADLINE} headroom, the default; start-up {scale.start_ups[0]:g} s",
         },
+    }
+
+
+def _others(results: Mapping[PaperCell, Any]) -> dict[str, Any]:
+    """Return the means over the traces of the other generators: of each, and of all."""
+    found: dict[str, list[Any]] = {
+        name: [result for cell, result in results.items() if cell.arguments[0] == name] for name in GENERATORS
+    }
+    found["all"] = [result for its in found.values() for result in its]
+    return {
+        name: {system: _unseen(system, its) for system in its[0]["systems"]} for name, its in found.items()
     }
 
 
@@ -141,6 +179,8 @@ def _unseen(system: str, results: list[Any]) -> dict[str, Any]:
         "above_oracle_percent": mean_interval(gaps) if gaps else None,
         "cost_over_lower_bound": mean_interval(bounds),
         "late_percent": mean_interval([r["systems"][system]["late_percent"] for r in results]),
+        "traces": len(results),
+        "traces_without_an_oracle": len(results) - len(gaps),
     }
 
 
@@ -168,11 +208,20 @@ def rows(report_: Mapping[str, Any]) -> list[tuple[str, str, str]]:
                     f"{row['activations']}; × {row['cost_worker_s'] / bound:.2f}",
                 )
             )  # fmt: skip
-        unseen = found["unseen"][HEADLINE]
-        gap = unseen["above_oracle_percent"]
-        mean = "none" if gap is None else f"{gap['mean']:+.2f} % (max {gap['max']:+.2f})"
-        shown.append(
-            (f"{HEADLINE}, unseen, start-up {delay}: above the oracle; late", "not given",
-             f"{mean}; {unseen['late_percent']['mean']:.2f} %")
-        )  # fmt: skip
+        shown.append((f"{HEADLINE}, unseen, start-up {delay}: above the oracle; late", "not given",
+                      _text(found[UNSEEN][HEADLINE])))  # fmt: skip
+        shown += [
+            (
+                f"{HEADLINE}, {name}, start-up {delay}: above the oracle; late",
+                "not given",
+                _text(its[HEADLINE]),
+            )
+            for name, its in found.get(OTHERS, {}).items()
+        ]
     return shown
+
+
+def _text(row: Mapping[str, Any]) -> str:
+    gap = row["above_oracle_percent"]
+    mean = "none" if gap is None else f"{gap['mean']:+.2f} % (max {gap['max']:+.2f})"
+    return f"{mean}; {row['late_percent']['mean']:.2f} %"
