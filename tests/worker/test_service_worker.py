@@ -414,6 +414,8 @@ async def test_a_worker_gets_its_weights_from_one_that_serves_the_model(scene: S
         "TURBOSERVE_MODEL": "toyworld-small",
         "TURBOSERVE_WEIGHTS": "peers",
         "TURBOSERVE_WEIGHTS_DIGEST": manifest.digest,
+        # A busy state store names the other workers late.
+        "TURBOSERVE_REQUEST_DEADLINE_S": "20",
     }
     # The first finds no other worker, and reads its file. So does one whose file has other weights.
     first = await scene.worker("-m", "turboserve.worker", **settings)
