@@ -19,9 +19,9 @@ from turboserve.experiments.toyworld.judge import has_colours
 
 pytestmark = pytest.mark.stack
 
-FIRST_S = 60.0
+FIRST_S = 120.0
 """Time limit of a first chunk: the worker may still be measuring itself."""
-NEXT_S = 60.0
+NEXT_S = 120.0
 STILL_S = 4.0
 """Time in which a running session makes several chunks."""
 PLAYING = ("active", "migrating")
@@ -180,9 +180,14 @@ async def test_a_full_pool_says_when_to_come_back(api: httpx.AsyncClient) -> Non
     opened: list[str] = []
     try:
         async with asyncio.timeout(FIRST_S):
-            while (answer := await api.post("/v1/sessions", json={"prompt": "a red circle"})).is_success:
-                opened.append(answer.json()["id"])
-                assert len(opened) <= most
+            while True:
+                answer = await api.post("/v1/sessions", json={"prompt": "a red circle"})
+                if answer.is_success:
+                    opened.append(answer.json()["id"])
+                    assert len(opened) <= most
+                elif not answer.is_server_error:
+                    # Otherwise a service of a busy machine had no time for it.
+                    break
         assert answer.status_code == 429, answer.text
         assert answer.json()["limit"]
         assert int(answer.headers["retry-after"]) >= 1

@@ -83,4 +83,4 @@ def test_the_first_start_shows_a_key_and_later_ones_do_not(tmp_path: Path) -> No
     with stack:
         stack.wait(lambda: f"The key {key_id} has the scope admin" in stack.output[before:], 120)
         assert not KEY.search(stack.output[before:])
-        assert answer(stack.url, admin) == 200
+        eventually_blocking(lambda: answer(stack.url, admin) == 200)

@@ -20,7 +20,7 @@ from turboserve.cli.stack.background import BackgroundStack
 
 pytestmark = pytest.mark.stack
 
-FIRST_S = 60.0
+FIRST_S = 120.0
 GONE_S = 120.0
 ENVIRONMENT = {
     **patient_stack.DEADLINES,
