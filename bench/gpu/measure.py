@@ -108,7 +108,7 @@ def main() -> int:
     if "correctness" in arguments.parts:
         notes.found["correctness"] = correctness(arguments.golden, device)
     if "shipped" in arguments.parts:
-        prompts = 4 if arguments.tiny else 100
+        prompts = 1 if arguments.tiny else 100
         notes.take(notes.found, "shipped", partial(shipped_model, device, prompts))
         notes.take(notes.found, f"shipped_{LOWER}", partial(shipped_model, device, prompts, LOWER))
     if "digest" in arguments.parts:

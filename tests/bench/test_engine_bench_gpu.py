@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_the_script_checks_measures_and_writes(tmp_path: Path) -> None:
     out = tmp_path / "results.json"
     golden = ROOT / "tests" / "data" / "golden" / "longlive_switch.safetensors"
-    command = [sys.executable, str(ROOT / "bench" / "gpu" / "measure.py"), "--tiny", "--repeats", "3"]
+    command = [sys.executable, str(ROOT / "bench" / "gpu" / "measure.py"), "--tiny", "--repeats", "1"]
     command += ["--chunks", "2", "--batches", "1", "2", "--windows", "6"]
     command += ["--golden", str(golden), "--out", str(out)]
     # Several threads for tensors of a few bytes would only wait for each other on a busy machine.
