@@ -252,7 +252,7 @@ def check_every_step(
 
 
 @pytest.mark.parametrize(
-    "number", [*range(5), *(pytest.param(number, marks=pytest.mark.soak) for number in range(5, 25))]
+    "number", [*range(3), *(pytest.param(number, marks=pytest.mark.soak) for number in range(3, 25))]
 )
 def test_every_session_has_a_place_at_every_step(number: int) -> None:
     case = drawn_case(number, kinds=3, models=3, most=6)
