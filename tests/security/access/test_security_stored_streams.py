@@ -124,14 +124,26 @@ async def test_the_streams_of_an_expired_key_end(
 ) -> None:
     session = await start(urls[0])
     await paused(session)
-    expires = datetime.now(UTC) + timedelta(seconds=15)
-    made = await create(expires_at=expires.isoformat())
-    await accepted(urls[0], made["key"], True, client)
+    # A busy machine may open the streams for longer than the first key lasts.
+    for lifetime_s in (15, 60):
+        expires = datetime.now(UTC) + timedelta(seconds=lifetime_s)
+        opened = False
 
-    async def wait() -> None:
-        await asyncio.sleep(max(0.0, expires.timestamp() - time.time()))
+        async def wait() -> None:
+            nonlocal opened
+            left_s = expires.timestamp() - time.time()  # noqa: B023
+            opened = left_s > 0
+            await asyncio.sleep(max(0.0, left_s))
 
-    await ended(urls[0], made["key"], session, client, socket, wait)
+        try:
+            made = await create(expires_at=expires.isoformat())
+            await accepted(urls[0], made["key"], True, client)
+            await ended(urls[0], made["key"], session, client, socket, wait)
+        except Exception:
+            if opened or lifetime_s == 60:
+                raise
+            continue
+        break
     await accepted(urls[0], made["key"], False, client)
 
 
