@@ -43,7 +43,8 @@ def both(name: str, setting: PoolSetting, slack: bool = False) -> dict[str, Any]
 class TestLevels:
     def test_a_fixed_pool_costs_the_same(self) -> None:
         found = both("base", PoolSetting(SESSIONS, 2))
-        assert found["calm"]["cost_worker_s"] == found["count"]["cost_worker_s"] == 20.0
+        for level in ("calm", "count"):
+            assert found[level]["cost_worker_s"] == found[level]["wanted_worker_s"] == 20.0
         assert found["calm"]["late"] == found["count"]["late"] == 0
         assert found["calm"]["refused"] == found["calm"]["violations"] == 0
         assert found["calm"]["sessions"] == 3
@@ -55,7 +56,7 @@ class TestLevels:
         assert found["calm"]["p50_ms"] == pytest.approx(lone_ms, abs=0.01)
 
     def test_chunks_wait_for_their_turn(self) -> None:
-        steps = [Step(0.0, session, SessionChange.ARRIVAL) for session in "abcdef"]
+        steps = [Step(1.0, session, SessionChange.ARRIVAL) for session in "abcdef"]
         found = calm.Quoted(calm.FIGURE4, checked("at once", steps, 6.0), small()[1])
         levels = calm.both_levels(found, STUDY["base"], PoolSetting(SESSIONS, 1), 0, slack=False)
         count, served = levels["count"], levels["calm"]
@@ -92,6 +93,10 @@ class TestLevels:
         assert 0.95 < found["calm"]["quality"] <= 1
         assert found["calm"]["violations"] == 0
 
+    def test_the_wanted_size_leaves_what_drains_cost(self) -> None:
+        assert calm_level.wanted_worker_s(3, [], 10.0) == 30.0
+        assert calm_level.wanted_worker_s(3, [[2.0, 4], (6.5, 1)], 10.0) == 6.0 + 18.0 + 3.5
+
 
 class TestPolicies:
     def test_a_resumed_session_returns_if_there_is_room(self) -> None:
@@ -124,6 +129,7 @@ class TestReport:
         served = {
             **count,
             "cost_worker_s": 101.0,
+            "wanted_worker_s": 99.5,
             "late": 1,
             "quality": 0.99,
             "stall_s": 0.1,
@@ -144,6 +150,8 @@ class TestReport:
         base = report["ours"][calm.FIGURE4]["base"]
         assert base["difference_percent"]["cost_worker_s"]["mean"] == pytest.approx(1.0)
         assert base["difference_percent"]["migrations"] is None
+        assert base["calm"]["wanted_worker_s"]["mean"] == pytest.approx(99.5)
+        assert "wanted_worker_s" not in base["count"]
         assert report["interval"]["largest_late_difference_percent"]["mean"] == pytest.approx(2.0)
         assert report["met"] == {"cost_difference_percent": True, "late_difference_percent": False}
         slow = report["ours"][calm.FIGURE4]["autoscaling"]

@@ -89,12 +89,15 @@ class Quoted:
     def count_level(self, system: System, setting: PoolSetting) -> dict[str, Any]:
         """Run one setting at the level of counts. Percentiles are of session-seconds."""
         limited = setting.plant(self.plant)
-        simulation = system.simulation(self.trace, limited, setting.sizer(self.trace, limited), RESUME)
+        sizer = setting.sizer(self.trace, limited)
+        begin, simulation = sizer.target, system.simulation(self.trace, limited, sizer, RESUME)
         outcome = simulation.run()
+        changes = [(at, after) for at, _, after in outcome.actions]
         seconds = dict(enumerate(simulation.fleet.running.seconds))
         latency_s = self.plant.latency_s
         return {
             **as_json(measure(outcome)),
+            "wanted_worker_s": calm_level.wanted_worker_s(begin, changes, self.trace.ends_s),
             **{
                 f"p{share}_ms": round(1000 * latency_s[percentile_of(seconds, share / 100)], 3)
                 for share in (50, 95)
@@ -202,6 +205,9 @@ def _summary(draws: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for level in LEVELS:
         runs = [draw[level] for draw in known if level in draw]
         names = (*COMPARED, "late", *(("quality", "stall_s") if level == "calm" else ()))
+        if all("wanted_worker_s" in each for each in runs):
+            # Cells that were stored before have no such figure.
+            names = (*names, "wanted_worker_s")
         if runs:
             found[level] = {name: mean_interval([float(each[name]) for each in runs]) for name in names}
     pairs = [(draw["count"], draw["calm"]) for draw in known if "count" in draw]

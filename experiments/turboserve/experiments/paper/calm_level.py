@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from turboserve.experiments.agreement.simulated import TraceUsers, run_trace
 from turboserve.experiments.autoscale.fleet import holder_with_room
 from turboserve.experiments.autoscale.plant import Plant, Resume
 from turboserve.experiments.autoscale.sizers import flat_table
-from turboserve.experiments.autoscale.trace import WorkloadTrace
+from turboserve.experiments.autoscale.trace import Step, WorkloadTrace
 from turboserve.experiments.paper.grids import PoolSetting
 from turboserve.experiments.paper.systems import System
 from turboserve.experiments.slack.policies import POLICIES
@@ -47,6 +47,12 @@ gives neither frames nor a rate."""
 SETTLE_S = 5.0
 """Time from the readiness of the first workers until the trace begins. The pool's size is ordered until then,
 as the replay begins."""
+EARLY_S = 4.5
+"""Time by which the sessions that are present at the beginning come before the trace."""
+RESTART_EARLY_S = 3.5
+"""Time before the trace at which the autoscaler starts again. The controller that decides then begins with
+these sessions, as in the replay. To another one, they are a burst, for which the forecast keeps a margin over
+its next 300 steps."""
 RETRY_S = 0.5
 TARGET_MARGIN = 1.0001
 """`target_chunk_s` relative to L(capacity): a worker's measured latency has rounding errors."""
@@ -83,7 +89,10 @@ class ReturnsFirst(Placement):
 
 @dataclass(frozen=True)
 class PlantScale(StreamScale):
-    """Workers of a declared plant. Reports are as rare as in calm mode, and start-ups as declared."""
+    """Workers of a declared plant. Reports are as rare as in calm mode, and start-ups as declared.
+
+    Heartbeats are the shipped ones, since a worker learns of its drain by them.
+    """
 
     report_s: float = calm.REPORT_S
     tick_s: float = calm.TICK_S
@@ -91,7 +100,6 @@ class PlantScale(StreamScale):
     progress_s: float = calm.PROGRESS_S
     cost_sample_s: float = calm.COST_SAMPLE_S
     kept: Mapping[str, float] = field(default_factory=lambda: dict(calm.KEPT))
-    times: Mapping[str, float] = field(default_factory=lambda: dict(calm.TIMES))
     pool: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the autoscaler's settings that differ."""
 
@@ -169,7 +177,7 @@ class OrderedPool(TraceUsers):
     """The users of a trace, and an operator who orders the size until it begins, and the table of ρ̂."""
 
     def __init__(self, world: World, trace: WorkloadTrace, begins_s: float, setting: PoolSetting) -> None:
-        super().__init__(world, trace, begins_s)
+        super().__init__(world, replace(trace, steps=tuple(map(_early, trace.steps))), begins_s)
         if not setting.workers:
             self._spawn(self._order(setting, begins_s))
 
@@ -177,12 +185,21 @@ class OrderedPool(TraceUsers):
         table = flat_table(setting.rho, predictive=setting.forecast) if setting.rho else None
         size = self._world.scale.workers
         await self._ordered(OrderPool(pool=POOL, change=("override", "table"), override=size, table=table))
-        await asyncio.sleep(begins_s - self._world.loop.time())
+        await self._until(begins_s - RESTART_EARLY_S)
+        self._world.service("autoscaler-1").kill("the controller begins with the sessions that are present")
+        await self._until(begins_s)
         await self._ordered(OrderPool(pool=POOL, change=("override",)))
+
+    async def _until(self, time_s: float) -> None:
+        await asyncio.sleep(time_s - self._world.loop.time())
 
     async def _ordered(self, order: OrderPool) -> None:
         while await self.ask(lambda gateway: gateway.pools.order(order)) is None:
             await asyncio.sleep(RETRY_S)
+
+
+def _early(step: Step) -> Step:
+    return step if step.at > 0 else replace(step, at=-EARLY_S)
 
 
 def simulate(
@@ -203,17 +220,31 @@ def simulate(
     with quiet(world, handed_over=True):
         users = OrderedPool(world, trace, begins_s, setting)
         found = run_trace(world, users, begins_s, trace.ends_s, again=False)
+    during = [chunk for chunk in users.chunks if chunk.at_s >= 0]
     return {
-        **_latencies(users.chunks, users.first_chunk_s),
+        **_latencies(during, users.first_chunk_s),
         "late": found["late"] + sum(first_s > plant.target_s for first_s in users.first_chunk_s),
         "cost_worker_s": found["cost_worker_s"],
+        "wanted_worker_s": wanted_worker_s(begin, found["actions"], trace.ends_s),
         "migrations": found["migrations"],
         "actions": len(found["actions"]),
-        "chunks": found["chunks"],
+        "chunks": len(during),
         "stall_s": found["stall_s"],
         "refused": found["refused"],
         "violations": sum(found["violations"].values()),
     }
+
+
+def wanted_worker_s(begin: int, changes: Iterable[Sequence[float]], ends_s: float) -> float:
+    """Return the integral of the wanted size. `changes`: (time, size), in order.
+
+    The rest of the cost is that of workers that drain and end.
+    """
+    total, since, size = 0.0, 0.0, float(begin)
+    for at, after in (*changes, (ends_s, 0.0)):
+        total += size * (at - since)
+        since, size = at, after
+    return round(total, 3)
 
 
 def _latencies(chunks: Sequence[SeenChunk], firsts_s: Sequence[float]) -> dict[str, Any]:
