@@ -159,8 +159,10 @@ def test_rows_of_different_configurations_leave_a_steady_devices_latency_as_it_i
     assert Reported({"a": WINDOW_1, "b": None}, "chunk").after(150) == pytest.approx((0.2, 0.8), rel=1e-2)
 
 
-def test_chunks_with_another_workers_help_tell_nothing_about_the_device() -> None:
-    worker = Reported({"a": WINDOW_1})
+@pytest.mark.parametrize("fidelity", [None, WINDOW_1])
+def test_chunks_with_another_workers_help_tell_nothing_about_the_device(fidelity: Fidelity | None) -> None:
+    """Incident: a worker that borrowed another one at the best configuration reported to be faster."""
+    worker = Reported({"a": fidelity})
     before = worker.after(20)
     worker.faults.slowdown = 2.0
     worker.engine.forward.split_at_s = math.inf

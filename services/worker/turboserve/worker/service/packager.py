@@ -39,7 +39,8 @@ class GeneratedChunk:
     playout: tuple[float, Playout] | None = None
     """What the viewer had left without the chunk, and when, monotonic seconds. None: not known."""
     reference: bool = True
-    """Whether all of these sessions generate at the best configuration, and none of another class."""
+    """Whether all of these sessions generate at the best configuration, without another worker's help, and
+    none of another class."""
     share: float | None = None
     """Time of a chunk that is no reference, relative to one that is. None: not known."""
     model: str = ""

@@ -58,15 +58,17 @@ def floor_seconds(seconds: Mapping[int, float], ladder: FidelityLadder) -> dict[
 def relative_time(
     engine: Engine, ready: ChunkReady, others: Sequence[Fidelity | None]
 ) -> tuple[bool, float | None]:
-    """Return whether a chunk and those beside it were generated at the best configuration; if not, its time
-    relative to a chunk for which that holds. None: not known, as of a chunk with another worker's help.
+    """Return whether a chunk and those beside it were generated at the best configuration by this worker
+    alone; if not, its time relative to a chunk for which that holds. None: not known, as of a chunk with
+    another worker's help.
 
     `others`: configurations of the chunks beside it.
     """
+    if engine.forward.split_at_s > ready.timings.started_s:
+        return False, None
     if ready.fidelity is None and not any(others):
         return True, None
-    split = engine.forward.split_at_s > ready.timings.started_s
-    return False, None if split else engine.fidelity.ladder.chunk_share(ready.fidelity, others)
+    return False, engine.fidelity.ladder.chunk_share(ready.fidelity, others)
 
 
 @statically_frozen()
