@@ -143,8 +143,7 @@ class ClassDrivers:
                 for name, driver in self._drivers.items()
                 if name != model
             )
-            share = item.share if alone else None
-            item = replace(item, model=model, reference=item.reference and alone, share=share)
+            item = replace(item, model=model, sample=item.sample if alone else None)
         elif isinstance(item, SlackMeasured):
             item = self._together(model, item)
         self._deliver(item)

@@ -33,7 +33,7 @@ from turboserve.worker.service import commands, events
 from turboserve.worker.service.engine_commands import AdmitRequest, EngineCall, EngineCommand, FetchedContext
 from turboserve.worker.service.engine_run import EngineRun
 from turboserve.worker.service.packager import FromEngine, GeneratedChunk
-from turboserve.worker.service.quality import SlackMonitor, relative_time
+from turboserve.worker.service.quality import SlackMonitor, latency_sample
 from turboserve.worker.service.spans import NO_ORIGIN, RunTrace
 
 ISOLATED_CHUNKS = 8
@@ -267,8 +267,8 @@ class EngineDriver:
                 now = self._now()
                 left = self.engine.playout_before(session, event.index, now)
                 playout = None if left is None else (now, left)
-                reference, share = relative_time(self.engine, event, others)
-                self._deliver(GeneratedChunk(run, event, 1 + len(others), origin, playout, reference, share))
+                sample = latency_sample(self.engine, event, others)
+                self._deliver(GeneratedChunk(run, event, 1 + len(others), origin, playout, sample))
             case ControlApplied(control_seq=seq):
                 self._deliver(events.ControlTookEffect(session, run, seq))
             case Suspended(next_chunk=next_chunk):

@@ -23,7 +23,7 @@ from turboserve.worker.engine.playout import Playout
 from turboserve.worker.engine.streams import bytes_of
 from turboserve.worker.media import EncodedChunk, FragmentEncoder
 from turboserve.worker.service import events
-from turboserve.worker.service.quality import SlackMeasured, chunk_fidelity
+from turboserve.worker.service.quality import LatencySample, SlackMeasured, chunk_fidelity
 from turboserve.worker.service.spans import NO_ORIGIN, ChunkOrigin, chunk_span
 
 
@@ -38,11 +38,8 @@ class GeneratedChunk:
     origin: ChunkOrigin = NO_ORIGIN
     playout: tuple[float, Playout] | None = None
     """What the viewer had left without the chunk, and when, monotonic seconds. None: not known."""
-    reference: bool = True
-    """Whether all of these sessions generate at the best configuration, without another worker's help, and
-    none of another class."""
-    share: float | None = None
-    """Time of a chunk that is no reference, relative to one that is. None: not known."""
+    sample: LatencySample | None = None
+    """What the chunk's time tells of L(b). None: nothing."""
     model: str = ""
     """Class of the session, where the worker serves several."""
 
@@ -74,9 +71,7 @@ class PackagedChunk:
     """Configuration of the chunk. None: the best."""
     lowered: bool = False
     """See `ChunkReady.lowered`."""
-    reference: bool = True
-    """See `GeneratedChunk`."""
-    share: float | None = None
+    sample: LatencySample | None = None
     """See `GeneratedChunk`."""
     model: str = ""
     """See `GeneratedChunk`."""
@@ -185,8 +180,7 @@ class ChunkPackager:
             made.playout,
             chunk_fidelity(ready.fidelity, self._ladder),
             ready.lowered,
-            made.reference,
-            made.share,
+            made.sample,
             made.model,
         )
 

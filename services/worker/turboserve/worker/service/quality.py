@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 from turboserve.contracts.fidelity import LARGEST_SLACK_S, ChunkFidelity, SessionSlack, Tier
 from turboserve.contracts.workers import HeldSession
@@ -55,20 +56,28 @@ def floor_seconds(seconds: Mapping[int, float], ladder: FidelityLadder) -> dict[
     return {batch: share * value for batch, value in seconds.items()} if lowest else {}
 
 
-def relative_time(
+class LatencySample(NamedTuple):
+    """What the time of a chunk tells of L(b)."""
+
+    share: float = 1.0
+    """Its time relative to a chunk at the best configuration, as all chunks beside that one."""
+    lowered: bool = False
+    """Whether it, or a chunk beside it, was generated at a lower configuration. That may take as long."""
+
+
+def latency_sample(
     engine: Engine, ready: ChunkReady, others: Sequence[Fidelity | None]
-) -> tuple[bool, float | None]:
-    """Return whether a chunk and those beside it were generated at the best configuration by this worker
-    alone; if not, its time relative to a chunk for which that holds. None: not known, as of a chunk with
-    another worker's help.
+) -> LatencySample | None:
+    """Return what the time of a chunk tells of L(b). None: nothing, as with another worker's help.
 
     `others`: configurations of the chunks beside it.
     """
     if engine.forward.split_at_s > ready.timings.started_s:
-        return False, None
+        return None
     if ready.fidelity is None and not any(others):
-        return True, None
-    return False, engine.fidelity.ladder.chunk_share(ready.fidelity, others)
+        return LatencySample()
+    share = engine.fidelity.ladder.chunk_share(ready.fidelity, others)
+    return None if share is None else LatencySample(share, lowered=True)
 
 
 @statically_frozen()

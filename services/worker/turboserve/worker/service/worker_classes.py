@@ -56,10 +56,13 @@ class WorkerClasses:
     def observe(self, made: PackagedChunk) -> None:
         """Refine L(b) of the chunk's class, if its time tells it."""
         profile = self._profiles.get(made.model, self.profile)
-        if made.reference:
+        sample = made.sample
+        if sample is None:
+            return
+        if sample.lowered:
+            profile.observe_lowered(made.concurrent_sessions, made.compute_s, sample.share)
+        else:
             profile.observe(made.concurrent_sessions, made.compute_s)
-        elif made.share is not None:
-            profile.observe_lowered(made.concurrent_sessions, made.compute_s, made.share)
 
     def count_returns(self) -> None:
         """Count the sessions that have returned to slabs. A worker of several classes has none outside."""
