@@ -93,9 +93,11 @@ def test_a_size_that_only_lowered_chunks_have_is_measured_by_them() -> None:
     st.lists(st.sampled_from([None, *CONFIGURATIONS]), min_size=1, max_size=6),
     st.floats(0.1, 1.0),
     st.floats(0.0, 1.0),
+    st.booleans(),
+    st.booleans(),
 )
 def test_a_chunks_share_is_that_of_its_forwards_and_its_decoding(
-    batch: list[Fidelity | None], forward_s: float, decode_s: float
+    batch: list[Fidelity | None], forward_s: float, decode_s: float, cleans: bool, decodes: bool
 ) -> None:
     chunk_s = 5 * forward_s + decode_s
     rungs = [
@@ -105,9 +107,9 @@ def test_a_chunks_share_is_that_of_its_forwards_and_its_decoding(
     ladder = FidelityLadder(tuple(rungs), forward=forward_s / chunk_s)
     mean = sum(1.0 if each is None else CONFIGURATIONS[each] for each in batch) / len(batch)
     steps = 4 if batch[0] is None else batch[0].steps
-    # A chunk is packaged before its last forward.
-    expected = (steps * mean * forward_s + decode_s) / (4 * forward_s + decode_s)
-    assert ladder.chunk_share(batch[0], batch[1:]) == pytest.approx(expected)
+    rest_s = decodes * decode_s
+    expected = ((steps + cleans) * mean * forward_s + rest_s) / ((4 + cleans) * forward_s + rest_s)
+    assert ladder.chunk_share(batch[0], batch[1:], cleans=cleans, decodes=decodes) == pytest.approx(expected)
 
 
 def test_what_was_not_measured_has_no_share() -> None:

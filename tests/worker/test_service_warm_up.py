@@ -14,7 +14,13 @@ from turboserve.worker.engine.fidelity_ladder import FidelityLadder, Rung
 from turboserve.worker.model.config import ModelConfig
 from turboserve.worker.service.app import capacity_of, floor_capacity_of
 from turboserve.worker.service.quality import beyond_slabs
-from turboserve.worker.service.warm_up import WarmUpError, measure, sessions_in_real_time, switch_prompts
+from turboserve.worker.service.warm_up import (
+    WarmUpError,
+    _measure,
+    measure,
+    sessions_in_real_time,
+    switch_prompts,
+)
 from turboserve.worker.settings import Settings
 
 
@@ -76,6 +82,21 @@ def test_the_warm_up_measures_what_there_are_slabs_for_and_leaves_nothing(
     assert all(value > 0 for value in seconds.values())
     assert engine.free_slabs == 3
     assert engine.sessions == {}
+
+
+def test_all_forwards_of_a_chunk_count(make_driver: Callable[..., Any]) -> None:
+    """Incident: the fastest round was the first one, without the last forward of its chunks."""
+    engine = make_driver(slabs=2).engine
+    compute, forwards = engine.forward.compute, list[int]()
+
+    def counted(batch: list[Any]) -> Any:
+        forwards.append(len(batch))
+        return compute(batch)
+
+    engine.forward.compute = counted
+    for sessions in (1, 2):
+        rows = _measure(engine, sessions, lambda: float(sum(forwards)))
+        assert rows == sessions * engine.config.chunk_forwards
 
 
 @pytest.mark.parametrize(

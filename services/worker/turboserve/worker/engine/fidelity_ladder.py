@@ -127,23 +127,32 @@ class FidelityLadder:
         place = self.place(fidelity)
         return None if place is None else self.rungs[place].forward_share
 
-    def chunk_share(self, fidelity: Fidelity | None, others: Sequence[Fidelity | None]) -> float | None:
-        """Time of a chunk until it is packaged, relative to one at the best configuration among as many
-        sessions. None: not known.
+    def chunk_share(
+        self,
+        fidelity: Fidelity | None,
+        others: Sequence[Fidelity | None],
+        *,
+        cleans: bool = True,
+        decodes: bool = True,
+    ) -> float | None:
+        """Time of a chunk, relative to one at the best configuration among as many sessions. None: not known.
 
-        `others`: configurations of the other sessions. A forward takes the mean of its rows' shares. The last
-        forward, over clean latents, comes after packaging. Where one forward stands for a whole chunk, as on
-        most virtual devices, nothing is known.
+        `others`: configurations of the other sessions. A forward takes the mean of its rows' shares. Where
+        one forward stands for a whole chunk, as on most virtual devices, nothing is known. `cleans`: whether
+        the time contains the last forward, over clean latents. `decodes`: whether it contains the decoding.
         """
         place = self.place(fidelity)
         rows = [share for each in (fidelity, *others) if (share := self.forward_share(each)) is not None]
         forward = 1 / self.best.forwards if self.forward is None else self.forward
         if place is None or len(rows) <= len(others) or forward >= 1:
             return None
-        rung = self.rungs[place]
-        steps, own = rung.fidelity.steps, rows[0]
-        rest = rung.forwards / self.best.forwards - (steps + 1) * own * forward
-        share = (rest + steps * forward * sum(rows) / len(rows)) / (1 - forward)
+
+        def seconds(rung: Rung, own: float, mean: float) -> float:
+            steps = rung.fidelity.steps
+            rest = rung.forwards / self.best.forwards - (steps + 1) * own * forward
+            return decodes * rest + (steps + cleans) * forward * mean
+
+        share = seconds(self.rungs[place], rows[0], sum(rows) / len(rows)) / seconds(self.best, 1.0, 1.0)
         return share if share >= LEAST_SHARE else None
 
     def step_down(self, place: int, lowest: int) -> tuple[int, float]:

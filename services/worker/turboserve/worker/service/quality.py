@@ -63,6 +63,8 @@ class LatencySample(NamedTuple):
     """Its time relative to a chunk at the best configuration, as all chunks beside that one."""
     lowered: bool = False
     """Whether it, or a chunk beside it, was generated at a lower configuration. That may take as long."""
+    device_s: float | None = None
+    """Time from its first forward to the end of its last one, seconds. None: it is packaged later."""
 
 
 def latency_sample(
@@ -74,10 +76,28 @@ def latency_sample(
     """
     if engine.forward.split_at_s > ready.timings.started_s:
         return None
+    device_s = _device_seconds(engine, ready)
     if ready.fidelity is None and not any(others):
-        return LatencySample()
-    share = engine.fidelity.ladder.chunk_share(ready.fidelity, others)
-    return None if share is None else LatencySample(share, lowered=True)
+        return LatencySample(device_s=device_s)
+    cleans, ladder = device_s is not None, engine.fidelity.ladder
+    decodes = not (cleans and engine.options.overlap)
+    share = ladder.chunk_share(ready.fidelity, others, cleans=cleans, decodes=decodes)
+    return None if share is None else LatencySample(share, lowered=True, device_s=device_s)
+
+
+def _device_seconds(engine: Engine, ready: ChunkReady) -> float | None:
+    """See `LatencySample.device_s`. The last forward takes as long as those before it. With `overlap`, it is
+    beside the decoding. Otherwise it comes after the decoding of this chunk and of those ready with it."""
+    timings, forwards = ready.timings, engine.config.chunk_forwards
+    if forwards == 1:
+        return None  # On some virtual devices, one forward stands for all of a chunk's.
+    steps = forwards - 1 if ready.fidelity is None else ready.fidelity.steps
+    last_s = (timings.denoised_s - timings.started_s) / steps
+    if engine.options.overlap:
+        ends_s = timings.denoised_s + last_s
+        return ends_s - timings.started_s if ends_s >= timings.ready_s else None
+    waiting = sum(bool(held.undecoded) for held in engine.sessions.values())
+    return timings.ready_s + waiting * timings.decode_s + last_s - timings.started_s
 
 
 @statically_frozen()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from turboserve.worker.engine.engine import Engine
 from turboserve.worker.engine.gather import LatencyProfile
 from turboserve.worker.engine.interface import ChunkReady, Control, Event, SessionFailed, SessionSpec
+from turboserve.worker.engine.session import Session
 
 PROMPTS = ("a red circle moving left on black", "a blue square on white")
 BATCHES = (1, 2, 4)
@@ -24,6 +25,8 @@ class WarmUpError(RuntimeError):
 
 def measure(engine: Engine) -> dict[int, float]:
     """L(b): seconds in which b sessions together get one chunk each. The engine must hold no session.
+
+    All forwards of a chunk count, also the last one, over its clean latents.
 
     On a CPU these are processor seconds, not wall-clock seconds: workers start together, and a time measured
     while all others warm up does not hold later. The processor time of all threads counts, including that of
@@ -76,15 +79,22 @@ def switch_prompts(engine: Engine) -> None:
 def _measure(engine: Engine, batch: int, clock: Callable[[], float]) -> float:
     rounds: list[float] = []
     made = 0
-    with _admitted(engine, batch, ROUNDS):
-        started = clock()
+    with _admitted(engine, batch, ROUNDS) as names:
+        sessions, started = [engine.sessions[name] for name in names], clock()
         while len(rounds) < ROUNDS:
             made += sum(isinstance(event, ChunkReady) for event in _step(engine))
-            if made >= batch:
+            chunks = len(rounds) + 1
+            # A chunk may be ready before its last forward, which counts, too.
+            if made >= chunks * batch and all(_computed(session) >= chunks for session in sessions):
                 now = clock()
                 rounds.append(now - started)
-                made, started = made - batch, now
+                started = now
     return min(rounds)
+
+
+def _computed(session: Session) -> int:
+    """Number of chunks all of whose forwards are computed."""
+    return session.state.next_chunk + (session.chunk is not None and not session.forwarding)
 
 
 def _step(engine: Engine) -> Sequence[Event]:

@@ -59,10 +59,11 @@ class WorkerClasses:
         sample = made.sample
         if sample is None:
             return
+        seconds = made.compute_s if sample.device_s is None else sample.device_s
         if sample.lowered:
-            profile.observe_lowered(made.concurrent_sessions, made.compute_s, sample.share)
+            profile.observe_lowered(made.concurrent_sessions, seconds, sample.share)
         else:
-            profile.observe(made.concurrent_sessions, made.compute_s)
+            profile.observe(made.concurrent_sessions, seconds)
 
     def count_returns(self) -> None:
         """Count the sessions that have returned to slabs. A worker of several classes has none outside."""
