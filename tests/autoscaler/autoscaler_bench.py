@@ -23,7 +23,7 @@ from turboserve.autoscaler.messages import (
     WorkersListed,
 )
 from turboserve.contracts.pool import PoolMemberPhase
-from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import HeldSession, LoadReport, WorkerPhase, WorkerRecord
 
 Kind = TypeVar("Kind")
 
@@ -80,8 +80,9 @@ class Bench:
     def list_members(self, *provider_workers: RunningWorker) -> None:
         self.feed(ProviderWorkersListed(self.take(ListProviderWorkers).ticket, provider_workers))
 
-    def report(self, worker: str, phase: WorkerPhase = WorkerPhase.READY) -> None:
-        self.feed(LoadReported(LoadReport(worker=worker, model="m", capacity=4, phase=phase)))
+    def report(self, worker: str, phase: WorkerPhase = WorkerPhase.READY, sessions: int = 0) -> None:
+        held = tuple(HeldSession(session=f"ses_{n}", epoch=1, next_chunk=0) for n in range(sessions))
+        self.feed(LoadReported(LoadReport(worker=worker, model="m", capacity=4, phase=phase, sessions=held)))
 
     @property
     def phase(self) -> PoolMemberPhase:

@@ -75,6 +75,64 @@ def test_what_was_asked_before_the_drain_was_accepted_is_no_evidence() -> None:
     assert bench.take(DeclareGone).worker == worker
 
 
+def listed_just_now(bench: Bench, sessions: int) -> str:
+    """Start a worker. The store, asked just now, says that it holds `sessions`."""
+    worker = bench.start()
+    bench.list_workers(row(worker))
+    bench.feed(WorkersListed(bench.take(ListWorkers).ticket, (row(worker, sessions=sessions),)))
+    assert not bench.has(ListWorkers)
+    return worker
+
+
+def test_the_store_is_asked_at_once_when_a_worker_reports_that_it_has_drained() -> None:
+    """An empty worker was paid for until the next periodic question, one second on average."""
+    bench = Bench()
+    worker = listed_just_now(bench, sessions=1)
+    bench.feed(SizeWanted(0, "test"), after=1.0)
+    bench.do(Drain)
+    bench.report(worker, WorkerPhase.DRAINING, sessions=1)
+    assert not bench.has(ListWorkers)
+    bench.report(worker, WorkerPhase.DRAINING)
+    asked = bench.take(ListWorkers)
+    # The report is no evidence: a session may be on its way to the worker.
+    assert not bench.has(Release)
+    bench.feed(WorkersListed(asked.ticket, (row(worker, WorkerPhase.DRAINING, sessions=1),)))
+    assert not bench.has(Release)
+    # Reports may come often. Each list has the whole pool.
+    bench.report(worker, WorkerPhase.DRAINING)
+    bench.report(worker, WorkerPhase.DRAINING)
+    assert not bench.has(ListWorkers)
+    bench.feed(Tick(), after=Policy.drained_list_s)
+    bench.feed(WorkersListed(bench.take(ListWorkers).ticket, (row(worker, WorkerPhase.DRAINING),)))
+    bench.do(Release)
+
+
+def test_an_answer_that_was_on_its_way_when_a_worker_drained_is_followed_by_another() -> None:
+    bench = Bench()
+    worker = listed_just_now(bench, sessions=1)
+    bench.feed(SizeWanted(0, "test"))
+    bench.do(Drain)
+    bench.feed(Tick(), after=2.0)
+    early = bench.take(ListWorkers)
+    bench.report(worker, WorkerPhase.DRAINING)
+    assert not bench.has(ListWorkers)
+    draining = row(worker, WorkerPhase.DRAINING, sessions=1)
+    bench.feed(WorkersListed(early.ticket, (draining,)), after=Policy.drained_list_s)
+    assert not bench.has(Release)
+    bench.feed(WorkersListed(bench.take(ListWorkers).ticket, (row(worker, WorkerPhase.DRAINING),)))
+    bench.do(Release)
+
+
+def test_an_empty_worker_is_released_when_its_drain_is_accepted() -> None:
+    bench = Bench()
+    worker = listed_just_now(bench, sessions=0)
+    bench.feed(SizeWanted(0, "test"), after=1.0)
+    assert not bench.has(ListWorkers)
+    bench.do(Drain)
+    bench.feed(WorkersListed(bench.take(ListWorkers).ticket, (row(worker, WorkerPhase.DRAINING),)))
+    bench.do(Release)
+
+
 def test_a_drain_is_repeated_where_the_worker_was_started_again_under_its_id() -> None:
     """The drain ended with the process.
 

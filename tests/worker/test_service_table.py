@@ -23,6 +23,20 @@ def test_a_session_from_elsewhere_waits_for_its_latents() -> None:
     assert Bench().run_from(row(epoch=3, next_chunk=5), log_end=9).next_chunk == 9
 
 
+def test_a_worker_that_is_to_drain_reports_it_at_once() -> None:
+    """The order comes with the answer to a heartbeat. Its sessions stayed until the heartbeat after that."""
+    bench = Bench()
+    bench.renew()
+    bench.none(commands.Report)
+    order = events.Renewed(bench.now, (), drain=True)
+    bench.handle(order)
+    bench.last(commands.Report)
+    assert bench.table.draining
+    # The answer to that report has it, too.
+    bench.handle(order)
+    bench.none(commands.Report)
+
+
 def test_where_the_log_is_gone_the_row_says_how_far_it_came() -> None:
     bench = Bench()
     bench.handle(events.Assigned(row(next_chunk=40)))

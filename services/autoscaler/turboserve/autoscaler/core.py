@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from turboserve.autoscaler.command_tracker import ActionRecord, CommandTracker, GoneNotifier
-from turboserve.autoscaler.lifecycle import Lifecycle, Policy
+from turboserve.autoscaler.lifecycle import Lifecycle, Policy, may_be_drained
 from turboserve.autoscaler.messages import (
     Command,
     DeclareGone,
     Done,
+    Drain,
     Event,
     Exited,
     Failed,
@@ -68,6 +69,8 @@ class Pool:
         self._life = Lifecycle(self._tracker, self._gone, self.policy, new_worker)
         self._asked: dict[type[ListProviderWorkers] | type[ListWorkers], int] = {}
         self._asked_at: dict[type[ListProviderWorkers] | type[ListWorkers], float] = {}
+        self._drained = False
+        """Whether a worker may have drained since the store was last asked."""
         self._orphans: dict[str, int] = {}
         """Rows that name this pool and have no pool member: worker → stamp when first seen."""
         self._orphan_reported_at: dict[str, float] = {}
@@ -98,6 +101,7 @@ class Pool:
                 if member is not None:
                     member.heard(report, now)
                     self._life.worker_reported(member, report.phase, now)
+                    self._drained |= may_be_drained(member, report)
                 elif report.worker in self._orphans:
                     self._orphan_reported_at[report.worker] = now
             case Exited(worker, status):
@@ -261,6 +265,7 @@ class Pool:
                 if member is not None and member.ticket == event.ticket:
                     member.ticket = None
                     self._life.settle(member, command, event, now)
+                    self._drained |= isinstance(command, Drain) and member.held == 0
 
     def _advance(self, now: float) -> None:
         if self.adopted:
@@ -279,9 +284,11 @@ class Pool:
             self._tracker.send(DeclareGone(self._tracker.stamp(), worker, reason))
 
     def _ask(self, question: type[ListProviderWorkers] | type[ListWorkers], now: float) -> None:
-        last = self._asked_at.get(question)
-        if question in self._asked or (last is not None and now - last < self.policy.list_s):
+        last, rows = self._asked_at.get(question), question is ListWorkers
+        interval_s = self.policy.drained_list_s if rows and self._drained else self.policy.list_s
+        if question in self._asked or (last is not None and now - last < interval_s):
             return
+        self._drained = self._drained and not rows
         self._asked[question], self._asked_at[question] = self._tracker.stamp(), now
         self._tracker.send(question(self._asked[question]))
 

@@ -10,7 +10,7 @@ from turboserve.autoscaler.messages import Command, Done, Drain, Failed, Launch,
 from turboserve.autoscaler.pool_members import KEEPABLE, PoolMember
 from turboserve.backoff import backoff_s
 from turboserve.contracts.pool import PoolMemberPhase
-from turboserve.contracts.workers import WorkerPhase, WorkerRecord
+from turboserve.contracts.workers import LoadReport, WorkerPhase, WorkerRecord
 from turboserve.wording import counted
 
 _READY = PoolMemberPhase.READY
@@ -30,6 +30,9 @@ class Policy:
     backoff_limit_s: float = 30.0
     list_s: float = 2.0
     """Interval at which the store and the provider are asked for their workers."""
+    drained_list_s: float = 0.25
+    """Least interval between two questions to the store while a worker may have drained: it is paid for until
+    the store's answer."""
     retry_s: float = 1.0
     report_timeout_s: float = 5.0
     """A worker with a report within this time is alive, even if the provider's list leaves it out."""
@@ -37,6 +40,15 @@ class Policy:
     def backoff(self, failures: int) -> float:
         """Return the wait in seconds after `failures` failures in a row: 0 after the first, then doubling."""
         return backoff_s(failures - 1, self.backoff_s, self.backoff_limit_s)
+
+
+def may_be_drained(member: PoolMember, report: LoadReport) -> bool:
+    """Whether the member's worker, whose drain is accepted, reports that it holds nothing any more.
+
+    Only the store's row shows that it has drained: a session may be on its way to the worker.
+    """
+    accepted = member.phase is PoolMemberPhase.DRAINING and member.drained_since is not None
+    return accepted and not (report.sessions or report.migrations)
 
 
 class Lifecycle:

@@ -97,6 +97,9 @@ class Table:
         match message:
             case events.Renewed():
                 self._lease.renewed(message.asked_at)
+                if message.drain and not self.draining:
+                    # No session leaves before the scheduler knows. Until then the worker is paid for in vain.
+                    self._say(commands.Report())
                 self.draining = message.drain
                 self._assignments.renewed(message, now)
             case events.RenewalUnavailable():
@@ -210,11 +213,8 @@ class Table:
                 entry.playhead_s = message.playhead_s
                 if isinstance(entry.state, _IN_SLAB):
                     at = now if message.observed_at is None else message.observed_at
-                    self._say(
-                        commands.SetPlayhead(
-                            message.session, entry.run, message.playhead_s, message.playing, at
-                        )
-                    )
+                    place = message.session, entry.run, message.playhead_s
+                    self._say(commands.SetPlayhead(*place, message.playing, at))
             case (
                 events.QuiesceRequested() | events.Quiesced() | events.ManifestSent() | events.TransferEnded()
             ):
