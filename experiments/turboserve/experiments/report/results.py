@@ -111,7 +111,9 @@ def table7_10(report: Mapping[str, Any]) -> list[Result]:
     for delay, row in report["ours"].items():
         systems = first(row)["systems"]
         for name in (name for name in ("learned", "profiled") if name in systems):
-            ours, named = systems[name], f"ten windows, {name}, start-up {delay}"
+            ours = systems[name]
+            late = f"{ours['late']} of {ours['activations']} late"
+            named = f"ten windows, {name}, start-up {delay}, {late}"
             found += [
                 Result(f"cost of {named}", " worker-s", ours["cost_worker_s"], 3721.93, True),
                 Result(f"cost above the oracle, {named}", " %", ours["above_oracle_percent"], 0.73, True),
