@@ -333,10 +333,16 @@ def test_a_source_that_does_not_come_to_rest_costs_the_deadline(kind: Kind) -> N
     async def scenario(pair: Pair) -> None:
         pair.provider.rests.clear()
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        with pytest.raises(DeadlineExceededError):
-            await pair.fetch(limit_s=3.0)
-        assert loop.time() - began >= 3.0
+        for limit_s in (3.0, 15.0, 45.0):
+            began = loop.time()
+            with pytest.raises(TransferError) as error:
+                await pair.fetch(limit_s=limit_s)
+            assert loop.time() - began >= limit_s
+            # A busy machine may need the time until the source is asked for its rest.
+            if "rest" in pair.provider.said and isinstance(error.value, DeadlineExceededError):
+                break
+        else:
+            raise error.value
         await pair.over()
 
     kind.play(scenario)
