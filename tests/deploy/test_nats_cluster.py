@@ -94,15 +94,29 @@ def test_a_watchdog_judges_its_own_server(cluster: Cluster) -> None:
     for name in cluster.names:
         eventually_blocking(partial(works, name))
     frozen, *others = cluster.names
-    os.kill(cluster.processes[frozen].pid, signal.SIGSTOP)
-    deadline_s, rounds = time.monotonic() + 6.0, 0
-    failed = dict.fromkeys(others, 0)
-    while time.monotonic() < deadline_s or rounds < 2 * IN_A_ROW:
-        rounds += 1
-        for name in others:
-            # On a busy machine an answer may be late. A watchdog ends its server after several of them.
-            failed[name] = 0 if cluster.probe(name) == WRITTEN else failed[name] + 1
-            assert failed[name] < IN_A_ROW
+
+    def others_go_on() -> bool:
+        deadline_s, rounds = time.monotonic() + 6.0, 0
+        failed = dict.fromkeys(others, 0)
+        while time.monotonic() < deadline_s or rounds < 2 * IN_A_ROW:
+            rounds += 1
+            for name in others:
+                # On a busy machine an answer may be late. A watchdog ends its server after several of them.
+                failed[name] = 0 if cluster.probe(name) == WRITTEN else failed[name] + 1
+                if failed[name] == IN_A_ROW:
+                    return False
+        return True
+
+    for _ in range(3):
+        os.kill(cluster.processes[frozen].pid, signal.SIGSTOP)
+        if others_go_on():
+            break
+        # A busy machine may be slow for as long, but not each time.
+        os.kill(cluster.processes[frozen].pid, signal.SIGCONT)
+        for name in cluster.names:
+            eventually_blocking(partial(works, name))
+    else:
+        pytest.fail("the others do not write while one is frozen")
     assert cluster.probe(frozen) == SILENT
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import itertools
+import time
+from contextlib import suppress
 
 import av
 import httpx
@@ -129,27 +131,48 @@ def test_reports_count_what_was_sent(form: RtpFormat) -> None:
     assert stream.report(1.0, NOW + REPORT_S) is not None
 
 
+STALL_S = 3.0
+"""aiortc remembers the loss of the newest 128 packets: those of less than eight seconds."""
+
+
 async def test_lost_packets_are_sent_again(start: StartSession, api: httpx.AsyncClient) -> None:
+    for _ in range(3):
+        seen, expected, stall_s = await with_losses(start, api)
+        if stall_s < STALL_S or (len(seen) >= 60 and seen == expected[: len(seen)]):
+            break
+        # A busy machine let the viewer wait for so long that it could not ask again.
+    assert len(seen) >= 60
+    assert seen == expected[: len(seen)]
+
+
+async def with_losses(start: StartSession, api: httpx.AsyncClient) -> tuple[list[str], list[str], float]:
+    """Watch a session over a network that loses packets.
+
+    Returns the frames that were decoded, those of the session, and the longest time without a packet.
+    """
     session = await start("a red circle")
+    arrivals = [time.monotonic()]
     async with WhepViewer(api, session["id"]) as viewer:
         [transport] = {one.receiver.transport for one in viewer.connection.getTransceivers()}
         deliver, numbers, lost = transport._handle_rtp_data, itertools.count(), []
 
         async def lossy(data: bytes, arrival_time_ms: int) -> None:
+            arrivals.append(time.monotonic())
             if next(numbers) % 7 == 3:
                 lost.append(data)
                 return
             await deliver(data, arrival_time_ms=arrival_time_ms)
 
         transport._handle_rtp_data = lossy  # type: ignore[method-assign]
-        await viewer.decoded(60)
-    assert len(lost) >= 5
+        with suppress(TimeoutError):
+            await viewer.decoded(60)
+            assert len(lost) >= 5
     await api.delete(f"/v1/sessions/{session['id']}")
     video = (await api.get(f"/v1/sessions/{session['id']}/stream.mp4", params={"after": -1})).content
     with av.open(io.BytesIO(video), "r") as container:
         expected = [digest(frame) for frame in container.decode(video=0)]
-    seen = [pixels for _, pixels in viewer.frames]
-    assert seen == expected[: len(seen)]
+    stall_s = max(later - earlier for earlier, later in itertools.pairwise(arrivals))
+    return [pixels for _, pixels in viewer.frames], expected, stall_s
 
 
 async def test_frames_that_cannot_be_sent_do_not_hold_up_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:

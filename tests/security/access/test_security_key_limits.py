@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from functools import partial
 from typing import Any
 
@@ -32,28 +33,36 @@ async def owner(
 async def test_a_creation_over_a_limit_is_refused_and_answers_show_what_is_left(
     admin: httpx.AsyncClient, urls: list[str], create: Create, client: Connect
 ) -> None:
-    made, ours = await owner(create, client, urls, sessions=1, creations_per_minute=2, prompts_per_minute=5)
+    for _ in range(5):
+        made, ours = await owner(
+            create, client, urls, sessions=1, creations_per_minute=2, prompts_per_minute=5
+        )
+        began = time.monotonic()
+        first = await ours.post("/v1/sessions", json={"prompt": PROMPT})
+        path = first.json()["links"]["self"]
+        prompted = await ours.post(f"{path}/prompts", json={"prompt": "a blue square"})
+        second = await ours.post("/v1/sessions", json={"prompt": PROMPT})
+        ended = await ours.delete(path)
+        again = await ours.post("/v1/sessions", json={"prompt": PROMPT})
+        await ours.delete(again.json()["links"]["self"])
+        third = await ours.post("/v1/sessions", json={"prompt": PROMPT})
+        # After half a minute, one more session may be created.
+        if time.monotonic() < began + 29.0:
+            break
     assert {name: value for name, value in made["limits"].items() if value is not None} == {
         "sessions": 1,
         "creations_per_minute": 2,
         "prompts_per_minute": 5,
     }
-    first = await ours.post("/v1/sessions", json={"prompt": PROMPT})
     assert first.status_code == 201
     assert '"key_creations_per_minute";q=2;w=60' in first.headers["ratelimit-policy"]
     assert '"key_creations_per_minute";r=1;t=30' in first.headers["ratelimit"]
-    path = first.json()["links"]["self"]
-    prompted = await ours.post(f"{path}/prompts", json={"prompt": "a blue square"})
     assert '"key_prompts_per_minute";r=4;t=12' in prompted.headers["ratelimit"]
-    second = await ours.post("/v1/sessions", json={"prompt": PROMPT})
     problem(second, 429, "key_quota", "key_sessions")
     assert int(second.headers["retry-after"]) > 0
     # What was refused has taken nothing from the rate.
-    assert (await ours.delete(path)).status_code == 200
-    again = await ours.post("/v1/sessions", json={"prompt": PROMPT})
+    assert ended.status_code == 200
     assert '"key_creations_per_minute";r=0' in again.headers["ratelimit"]
-    await ours.delete(again.json()["links"]["self"])
-    third = await ours.post("/v1/sessions", json={"prompt": PROMPT})
     problem(third, 429, "key_quota", "key_creations_per_minute")
     assert third.headers["ratelimit-policy"] == '"key_creations_per_minute";q=2;w=60'
     assert third.headers["ratelimit"].startswith('"key_creations_per_minute";r=0;t=')
