@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.one_day import on_one_day
 from tests.helpers.waiting import eventually
 from tests.state_store.state_store_harness import Harness
 from turboserve import subjects
@@ -116,6 +117,7 @@ async def test_concurrent_requests_do_not_exceed_a_rate(api: Harness) -> None:
     assert (await api.get(session)).rates == ()
 
 
+@on_one_day
 async def test_a_spent_budget_refuses_creations_and_resumptions_and_ends_nothing(api: Harness) -> None:
     model, ours, worker = new_id("m"), await key(api, gpu_seconds_per_day=30.0), new_id("wk")
     pool, launched = new_id("p"), time.monotonic()
@@ -154,6 +156,7 @@ async def test_a_spent_budget_refuses_creations_and_resumptions_and_ends_nothing
     await api.resume(paused.id)
 
 
+@on_one_day
 async def test_usage_is_counted_by_day_tenant_and_key(api: Harness) -> None:
     model, ours, worker, tenant = new_id("m"), await key(api), new_id("wk"), new_id("t")
     pool, launched = new_id("p"), time.monotonic()

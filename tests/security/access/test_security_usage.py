@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
+from tests.helpers.one_day import on_one_day
 from tests.helpers.problem import problem
 from tests.helpers.waiting import eventually
 from tests.security.access.conftest import ADMIN, Connect, Create, OpenSocket, accepted
@@ -21,6 +22,7 @@ from turboserve.ids import new_id
 PROMPT = "a red circle"
 
 
+@on_one_day
 async def test_a_tenant_reads_its_own_usage_and_an_admin_all(
     admin: httpx.AsyncClient, urls: list[str], create: Create, client: Connect, socket: OpenSocket
 ) -> None:
