@@ -88,6 +88,28 @@ def failing_answers(stack: BackgroundStack) -> int:
     return stack.output.count("health check of nats: FAILS")
 
 
+class BrokerRestarts:
+    """Counts restarts of the broker, and those for which a busy machine was too slow to answer."""
+
+    def __init__(self, stack: BackgroundStack) -> None:
+        self._stack = stack
+        self._before = self._count(), self._hung()
+
+    def _count(self) -> int:
+        return int(self._stack.record.processes["nats"]["restarts"])
+
+    def _hung(self) -> int:
+        return self._stack.output.count("health checks of nats: too many without an answer")
+
+    @property
+    def count(self) -> int:
+        return self._count() - self._before[0]
+
+    @property
+    def hung(self) -> int:
+        return self._hung() - self._before[1]
+
+
 async def fill(disk: SmallDisk, seconds: float) -> None:
     """Keep the disk full for `seconds`: servers free space."""
     deadline_s = time.monotonic() + seconds
@@ -107,7 +129,7 @@ async def go_through_a_full_disk(
     stack: BackgroundStack, disk: SmallDisk, viewer: Viewer, answers: int
 ) -> None:
     """Keep the disk full until the broker has given so many failing answers after its alarm."""
-    restarts = stack.record.processes["nats"]["restarts"]
+    restarts = BrokerRestarts(stack)
     filling = asyncio.create_task(fill(disk, 3600.0))
     try:
         await wait_for(stack, nats=True)
@@ -116,14 +138,14 @@ async def go_through_a_full_disk(
         assert "is full" in told
         before = failing_answers(stack)
         await asyncio.to_thread(stack.wait, lambda: failing_answers(stack) >= before + answers, PATIENCE_S)
-        assert stack.record.processes["nats"]["restarts"] == restarts, "a restart does not make room"
+        assert restarts.count <= restarts.hung, "a restart does not make room"
     finally:
         filling.cancel()
         await asyncio.wait([filling])
         disk.free()
     await play_on(viewer)
     await wait_for(stack, nats=False)
-    assert stack.record.processes["nats"]["restarts"] == restarts + 1
+    assert 1 <= restarts.count <= 1 + restarts.hung
     assert "ALARM" not in await asyncio.to_thread(status, stack)
 
 

@@ -14,7 +14,10 @@ from turboserve.cli.up import up
 class LoggedSupervision(core.Supervision):
     def asked(self, name: str, answer: core.HealthAnswer, *args: Any, **fields: Any) -> list[core.Command]:
         print(f"health check of {name}: {answer.name}", flush=True)
-        return super().asked(name, answer, *args, **fields)
+        commands = super().asked(name, answer, *args, **fields)
+        if any(isinstance(command, core.Hangs) for command in commands):
+            print(f"health checks of {name}: too many without an answer", flush=True)
+        return commands
 
 
 if __name__ == "__main__":
