@@ -64,6 +64,19 @@ async def test_a_playing_session_is_migrated_there_and_back(
     stack: BackgroundStack, api: httpx.AsyncClient, open_session: Any, read_log: Any
 ) -> None:
     workers = await ready_workers(api, 2)
+    for _ in range(3):
+        if await migrates_there_and_back(api, open_session, read_log, workers):
+            return
+    pytest.fail("sessions are migrated although no client asks for it")
+
+
+async def migrates_there_and_back(
+    api: httpx.AsyncClient, open_session: Any, read_log: Any, workers: set[str]
+) -> bool:
+    """Migrate a new session twice, and check what its viewer gets.
+
+    Returns False if the scheduler of a busy machine has migrated it as well, for balance.
+    """
     async with asyncio.TaskGroup() as watches:
         viewer = await open_session("a red circle moving left", seed=5)
         watches.create_task(viewer.watch())
@@ -73,21 +86,24 @@ async def test_a_playing_session_is_migrated_there_and_back(
         assert {first, second} == workers
         await migrated(viewer, second)
         row = (await api.get(f"/v1/sessions/{viewer.session}")).json()
-        assert (row["worker"], row["target"], row["epoch"]) == (second, None, epoch + 1)
-        await migrate(api, viewer.session, workers)
-        await migrated(viewer, first)
+        back = await migrate(api, viewer.session, workers)
+        await migrated(viewer, back["target"])
         await viewer.delete()
         await viewer.until(lambda: viewer.ended is not None, MIGRATION_S, "end of the stream")
     assert [chunk.index for chunk in viewer.chunks] == list(range(len(viewer.chunks)))
     assert (viewer.player.lost, viewer.player.repeated) == (0, 0)
+    decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
+    if sum(one["kind"] == "migrate" and one["epoch"] >= epoch for one in decisions) > 2:
+        return False
+    assert (row["worker"], row["target"], row["epoch"]) == (second, None, epoch + 1)
     owners = list(dict.fromkeys((chunk.worker, chunk.epoch) for chunk in viewer.chunks))
     assert owners[-3:] == [(first, epoch), (second, epoch + 1), (first, epoch + 2)]
     assert [one for _, one in owners] == list(range(owners[0][1], epoch + 3))
     assert decode(viewer.video()).gaps() == []
     log = await read_log(viewer.session)
     assert [header.index for header, _ in log] == list(range(len(log)))
-    decisions = (await api.get(f"/v1/sessions/{viewer.session}/decisions")).json()["decisions"]
     kinds = [one["kind"] for one in decisions]
     assert [kind for kind in kinds if kind in ("migrate", "migrated")][-4:] == ["migrate", "migrated"] * 2
     done = next(one for one in decisions if one["kind"] == "migrated")
     assert done["numbers"]["bytes_copied"] > 0
+    return True
