@@ -37,7 +37,7 @@ from turboserve.tasks import stop
 
 HEARTBEAT_S = 0.2
 REQUEST_DEADLINE_S = 60.0
-LEASE = {"TURBOSERVE_LEADER_LEASE_S": "7", "TURBOSERVE_LEADER_TIMEOUT_S": "8.5"}
+LEASE = {"TURBOSERVE_LEADER_LEASE_S": "11", "TURBOSERVE_LEADER_TIMEOUT_S": "12.5"}
 """Longer than a busy machine delays a leader: a living leader must keep the lead."""
 
 
