@@ -156,7 +156,7 @@ def test_servers_that_are_frozen_are_killed_and_come_back_with_their_data(data_d
         def kept() -> bool:
             try:
                 return asyncio.run(_read(record.nats_url, record.postgres_url)) == (1, 7)
-            except (OSError, nats.errors.Error, asyncpg.PostgresError):
+            except (OSError, nats.errors.Error, asyncpg.PostgresError, asyncpg.InterfaceError):
                 # A server that is slow on a busy machine is taken for a frozen one once more.
                 return False
 
