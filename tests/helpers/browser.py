@@ -202,14 +202,16 @@ async def page(browser_address: str) -> AsyncIterator[Any]:
     assert errors == []
 
 
-SCHEMES: Final[dict[str, dict[str, list[str]]]] = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
-"""Color scheme → the options with which axe looks at it. Of its rules, only this one depends on colors."""
+COLOR_RULES = ["color-contrast", "link-in-text-block"]
+"""The rules of axe whose result depends on colors."""
+SCHEMES: Final[dict[str, dict[str, list[str]]]] = {"light": {}, "dark": {"runOnly": COLOR_RULES}}
+"""Color scheme → the options with which axe looks at it."""
 
 
 async def serious_violations(page: Any, *schemes: str) -> list[str]:
     """Return what axe calls serious or critical on the page as it is, in each color scheme.
 
-    To send axe to the page and to read it there takes as long as half of its rules, so it is done once.
+    The script of axe is sent to each page once: this takes as long as half of the rules.
     """
     axe = pytest.importorskip("axe_playwright_python.async_playwright").Axe()
     if not await page.evaluate("() => 'axe' in window"):
