@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers.waiting import LIMIT_S
 from turboserve.worker.engine.errors import PartnerLostError
 from turboserve.worker.engine.parallel_forward import ParallelForward
 from turboserve.worker.engine.sequence_parallel import ForwardSpec
 from turboserve.worker.engine.state import SessionState
-
-LIMIT_S = 120.0
 
 
 class LocalExchange:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.waiting import LIMIT_S
 from turboserve.worker.engine.errors import StateNotArrivedError
 from turboserve.worker.engine.interface import ChunkReady, SessionFailed, SessionSpec
 from turboserve.worker.engine.layer_arrival import LayerArrival
@@ -18,7 +19,6 @@ from turboserve.worker.engine.streams import DEVICE_LOST
 from turboserve.worker.model.config import ModelConfig
 
 MakeDriver = Callable[..., Any]
-LIMIT_S = 120.0
 
 
 def spec(name: str, seed: int) -> SessionSpec:

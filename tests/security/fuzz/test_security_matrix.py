@@ -309,9 +309,9 @@ def test_a_socket_address_is_the_same_for_every_session(
 def test_without_a_key_nothing_is_revealed(
     target: Target, session: str, unknown: str, kind: str, every: int
 ) -> None:
-    """Without any header on every route, and with each other one on a fifth of them: on others for each.
+    """Every route is asked without a header. Each of the headers goes to another fifth of the routes.
 
-    `make soak` sends every header on every route.
+    `make soak` sends every header to every route.
     """
     headers, first = NOT_A_KEY[kind], [*NOT_A_KEY].index(kind)
     with target.client() as client:
