@@ -133,6 +133,14 @@ def test_an_empty_worker_is_released_when_its_drain_is_accepted() -> None:
     bench.do(Release)
 
 
+def test_a_drain_that_is_refused_asks_the_store_nothing() -> None:
+    bench = Bench()
+    listed_just_now(bench, sessions=0)
+    bench.feed(SizeWanted(0, "test"), after=1.0)
+    bench.feed(Failed(bench.take(Drain).ticket, "no state store"))
+    assert not bench.has(ListWorkers)
+
+
 def test_a_drain_is_repeated_where_the_worker_was_started_again_under_its_id() -> None:
     """The drain ended with the process.
 

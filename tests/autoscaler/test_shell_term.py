@@ -32,15 +32,23 @@ class Listing(ExternalProvider):
 
     def __init__(self, workers: list[ProviderWorker] | None = None) -> None:
         self._workers = workers
+        self.error: Exception | None = None
+        """What each request for the list raises; None: nothing."""
         self.tasks: list[asyncio.Task[Any]] = []
         self.asked = asyncio.Event()
         self.all_ended: bool | None = None
+        self.released: list[tuple[str, str | None]] = []
 
     async def adopt(self) -> list[ProviderWorker]:
         self.asked.set()
+        if self.error is not None:
+            raise self.error
         if self._workers is None:
             await asyncio.Event().wait()
         return self._workers or []
+
+    async def release(self, member: str, worker: str | None, grace_s: float) -> None:
+        self.released.append((member, worker))
 
     async def close(self) -> None:
         self.all_ended = all(task.done() for task in self.tasks)
@@ -58,7 +66,7 @@ class StatusBus:
     async def publish(self, _topic: object, _token: str, status: Any) -> None:
         self.published.append(status)
 
-    async def call(self, _subject: object, _request: object) -> Any:
+    async def call(self, _subject: object, _request: object, *, deadline_s: float | None = None) -> Any:
         if self.unanswered is not None:
             self.unanswered += 1
             raise UnavailableError("no state store")
@@ -113,10 +121,26 @@ async def test_the_first_size_leaves_out_workers_that_drain_once_the_store_says_
     await eventually(lambda: size.done() or (bus.unanswered or 0) > 1)
     assert not size.done()
     assert shell.status().reason == "waiting for the state store to say which workers drain"
-    bus.unanswered = None
+    provider.error = RuntimeError("no list")
+    await eventually(lambda: shell.status().provider_error == "no list")
+    assert shell.status().reason == "waiting for the provider's list of workers"
+    provider.error = bus.unanswered = None
     assert await size == SizeWanted(2, "2 already running")
     assert shell.pool.leaving == {"wrk_0"}
     assert shell.status().reason == "waiting for the provider's list of workers"
+
+
+async def test_a_pool_that_waits_for_the_store_ends_its_workers_with_itself() -> None:
+    """They were left running: the core had not adopted them."""
+    provider = Listing([ProviderWorker("local-0", "wrk_0")])
+    bus = StatusBus()
+    bus.unanswered = 0
+    shell = shell_on(provider, bus, term([True]))
+    await shell.start()
+    await eventually(lambda: bus.unanswered)
+    await shell.stop(end_workers=True)
+    assert provider.released == [("local-0", "wrk_0")]
+    assert provider.all_ended
 
 
 def test_pods_belong_to_their_namespace_whatever_the_address_of_the_broker() -> None:

@@ -258,14 +258,14 @@ class Pool:
                 else:
                     self.store_doubt = reason
             case DeclareGone(worker=worker):
-                heard = isinstance(event, Done) or event.missing
-                self._gone.answered(worker, heard, now)
+                self._gone.answered(worker, isinstance(event, Done) or event.missing, now)
             case _:
                 member = self.members.get(command.member)
                 if member is not None and member.ticket == event.ticket:
                     member.ticket = None
                     self._life.settle(member, command, event, now)
-                    self._drained |= isinstance(command, Drain) and member.held == 0
+                    if isinstance(command, Drain) and isinstance(event, Done):
+                        self._drained |= member.held == 0
 
     def _advance(self, now: float) -> None:
         if self.adopted:

@@ -62,7 +62,7 @@ class FoundWorkers:
                 break
             except Exception as error:
                 # A provider may be third-party code. No error of it may end the pool; the status shows it.
-                self.provider_error = str(error) or type(error).__name__
+                self.waits, self.provider_error = None, str(error) or type(error).__name__
                 log.warning("provider listing failed", error=repr(error))
                 await asyncio.sleep(RETRY_S)
         self.provider_error = None

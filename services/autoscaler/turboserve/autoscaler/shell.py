@@ -188,8 +188,11 @@ class Shell:
         """Stop deciding. With `end_workers`, also end the pool's workers and declare them gone."""
         self._stopped = True
         if end_workers:
-            held = [member for member in self.pool.members.values() if member.worker is not None]
-            await asyncio.gather(*(self._end(member.name, member.worker or "", grace_s) for member in held))
+            # Before the core has adopted the workers, those found at the start are the pool's.
+            found = [] if self.pool.adopted else self._found.workers
+            held = {one.worker: one.member for one in found}
+            held |= {one.worker: name for name, one in self.pool.members.items() if one.worker is not None}
+            await asyncio.gather(*(self._end(member, worker, grace_s) for worker, member in held.items()))
         # A command that is under way needs the provider's watch.
         await self._tasks.stop()
         await self.provider.close()
