@@ -64,7 +64,7 @@ class LatencySample(NamedTuple):
     lowered: bool = False
     """Whether it, or a chunk beside it, was generated at a lower configuration. That may take as long."""
     device_s: float | None = None
-    """Time from its first forward to the end of its last one, seconds. None: it is packaged later."""
+    """Seconds from its first forward to the end of its last one. None: `PackagedChunk.compute_s` counts."""
 
 
 def latency_sample(
@@ -86,8 +86,8 @@ def latency_sample(
 
 
 def _device_seconds(engine: Engine, ready: ChunkReady) -> float | None:
-    """See `LatencySample.device_s`. The last forward takes as long as those before it. With `overlap`, it is
-    beside the decoding. Otherwise it comes after the decoding of this chunk and of those ready with it."""
+    """See `LatencySample.device_s`. The last forward counts as long as those before it. With `overlap`, it
+    runs during the decoding. Otherwise it follows the decoding of this chunk and of those ready with it."""
     timings, forwards = ready.timings, engine.config.chunk_forwards
     if forwards == 1:
         return None  # On some virtual devices, one forward stands for all of a chunk's.
