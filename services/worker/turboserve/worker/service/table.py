@@ -213,8 +213,8 @@ class Table:
                 entry.playhead_s = message.playhead_s
                 if isinstance(entry.state, _IN_SLAB):
                     at = now if message.observed_at is None else message.observed_at
-                    place = message.session, entry.run, message.playhead_s
-                    self._say(commands.SetPlayhead(*place, message.playing, at))
+                    position = message.session, entry.run, message.playhead_s
+                    self._say(commands.SetPlayhead(*position, message.playing, at))
             case (
                 events.QuiesceRequested() | events.Quiesced() | events.ManifestSent() | events.TransferEnded()
             ):
