@@ -137,7 +137,8 @@ def placed(found: dict[str, Any]) -> int:
 def test_a_short_run_loses_no_chunk_although_the_leader_is_killed() -> None:
     found = command.run(workers=2, sessions=6, playing=0.7, minutes=0.25)
     if found["silent_viewers"] or found["sessions"] < 6 or placed(found) < 6:
-        # A busy machine may need longer until the last session plays.
+        # A busy machine may need longer until the last session plays. It loses nothing meanwhile.
+        assert found["chunks_lost"] == 0
         found = command.run(workers=2, sessions=6, playing=0.7, minutes=1.0)
     assert found.keys() >= KEYS
     assert found["sessions"] == 6
