@@ -151,7 +151,7 @@ async def test_a_viewer_that_vanishes_is_found(start: StartSession, api: httpx.A
 async def test_a_viewer_that_reports_is_not_asked_whether_it_is_there(
     start: StartSession, api: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # aiortc waits for 0.5 s to 1.5 s between two reports, by chance: always the shortest time.
+    # aiortc waits for a random time between two reports, 0.5 s to 1.5 s. Here it is always the shortest.
     monkeypatch.setattr("aiortc.rtcrtpreceiver.random", SimpleNamespace(random=lambda: 0.0))
     session = await start()
     async with WhepViewer(api, session["id"]) as viewer:

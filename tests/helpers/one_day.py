@@ -1,4 +1,4 @@
-"""Tests of what is counted by day: on one day."""
+"""Repeats tests of counts by day that a change of the day disturbs."""
 
 from __future__ import annotations
 

@@ -637,13 +637,13 @@ async def test_a_session_lock_has_one_holder_until_its_block_ends(
 async def test_a_session_lock_whose_holder_is_silent_is_given_to_another(
     server: DatabaseServer, database: Database
 ) -> None:
-    async with AsyncExitStack() as stack:
+    async with asyncio.timeout(4 * PATIENT_LOCK_S), AsyncExitStack() as stack:
         other = await stack.enter_async_context(server.connect().session_lock(KEY, PATIENT_LOCK_S))
         held = False
         while not held:
             async with AsyncExitStack() as attempt:
                 silent = await attempt.enter_async_context(database.session_lock(KEY, 2.0))
-                # A busy machine may take longer than such a holder may be silent. It then begins again.
+                # A busy machine may take longer than the holder may be silent. A new holder tries then.
                 with suppress(UnavailableError):
                     held = await silent.acquire()
                 if held:

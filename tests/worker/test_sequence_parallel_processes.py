@@ -27,7 +27,7 @@ from turboserve.worker.sequence_parallel.group import GlooGroup
 LIMIT_S = 4.0
 """Longest time of one exchange where a donor freezes."""
 PATIENCE_S = 600.0
-"""The same for all others: a donor that a busy machine stops for a while is not lost."""
+"""Longest time of one exchange elsewhere: a donor that a busy machine stops for a while is not lost."""
 PROMPT = "a red circle moving left on black"
 
 
