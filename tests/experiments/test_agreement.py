@@ -61,12 +61,14 @@ def test_a_simulated_run_has_all_figures(known: dict[str, Any]) -> None:
 
 
 def test_the_fit_finds_the_constants_of_a_run(known: dict[str, Any]) -> None:
-    run = Declared(TINY, POLICIES[0], 1)
-    found = fitted(known, lambda constants: simulate(run, constants), run.title)
+    # With six sessions it depends on the draw which of them meet, and the fit of so short a run with it.
+    run = Declared(replace(TINY, sessions=3), POLICIES[0], 1)
+    real = simulate(run, Constants(9.0, 0.015))
+    found = fitted(real, lambda constants: simulate(run, constants), run.title)
     assert found.start_s == pytest.approx(9.0, abs=0.5)
-    assert found.forward_extra_s == pytest.approx(0.015, rel=0.1)
+    assert found.forward_extra_s == pytest.approx(0.015, rel=0.01)
     # A start that differs by milliseconds places sessions otherwise, which moves the median of 77 chunks far.
-    errors = compared(known, simulate(run, Constants(9.0, 0.015)))
+    errors = compared(known, simulate(Declared(TINY, POLICIES[0], 1), Constants(9.0, 0.015)))
     assert errors["p50_error_percent"] == 0.0
 
 

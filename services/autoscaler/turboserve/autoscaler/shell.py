@@ -168,7 +168,7 @@ class Shell:
         control = self._control
         if control is None:
             found = {
-                "provider_error": self._found.provider_error,
+                "provider_error": self._found.provider_error or self._provider_error,
                 "reason": self._found.waits or status.reason,
             }
             return status.model_copy(update=found)
