@@ -138,10 +138,10 @@ def figure7(report: Mapping[str, Any]) -> list[Result]:
         result
         for its, signals in ((ours, ""), (ours.get("aged_signals", {}), ", with old signals"))
         for mean, metric in (("mean_over_baselines", ""),
-                             ("mean_over_baselines_as_published", ", served chunks alone"))
+                             ("mean_over_baselines_as_published", ", served chunks"))
         for what, value in its.get(mean, {}).items()
         for result in _mean(
-            f"mean {what.removesuffix('_percent').replace('_', ' ')} against the baselines{metric}{signals}",
+            f"mean {what.removesuffix('_percent').replace('_', ' ')}{metric}{signals}",
             " %", value, report["paper"][what]["mean"], False,
         )
     ]  # fmt: skip

@@ -132,11 +132,14 @@ def bars(title: str, unit: str, rows: Sequence[Bars], reference: str = "paper") 
     for number, row in enumerate(rows):
         top = TOP + number * row_h
         parts.append(f'<text x="8" y="{top + 11}">{escape(row.name)}</text>')
-        for index, (value, color) in enumerate(((row.paper, "var(--paper)"), (row.ours, "var(--c0)"))):
-            if value is None:
+        # The number of ours stands beside the end of its interval.
+        ends = (row.paper, row.ours + (row.width or 0.0))
+        colors = ("var(--paper)", "var(--c0)")
+        for index, (value, end) in enumerate(zip((row.paper, row.ours), ends, strict=True)):
+            if value is None or end is None:
                 continue
-            at, y = across.at(value), top + 15 + index * 12
-            wide, right = max(abs(at - zero), 1.0), max(at, zero) + 4
+            color, at, y = colors[index], across.at(value), top + 15 + index * 12
+            wide, right = max(abs(at - zero), 1.0), max(across.at(end), zero) + 4
             parts.append(
                 f'<rect x="{min(at, zero):.1f}" y="{y}" width="{wide:.1f}" height="9" fill="{color}"/>'
                 f'<text x="{right:.1f}" y="{y + 8}" class="v">{number_of(value)}</text>'
