@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -95,14 +96,11 @@ class ObservedGauge:
         return found
 
     def _read(self, source: Source, read: Callable[[Source], Observed]) -> list[metrics.Observation]:
-        for attempt in range(READS):
-            try:
+        for _ in range(READS - 1):
+            # A collection whose size another thread changes ends an iteration with this error.
+            with suppress(RuntimeError):
                 return self._shown(read(source))
-            except RuntimeError:
-                # A collection whose size another thread changes ends an iteration with this error.
-                if attempt == READS - 1:
-                    raise
-        return []
+        return self._shown(read(source))
 
     def _shown(self, shown: Observed) -> list[metrics.Observation]:
         if isinstance(shown, Mapping):

@@ -65,13 +65,9 @@ async def test_only_models_that_were_found_full_are_learned(database: Database) 
 async def test_nothing_is_learned_or_shown_while_too_many_sessions_live(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    behavior = LearnedBehavior(database, SystemClock(), 15.0)
-    await session_of(database, "m")
-    behavior.found_full("m")
-    await behavior.renew()
+    behavior = await with_one_full(database)
     assert learned_sessions(behavior) == {"m": 1}
-    for module in (turboserve.state_store.repository.behavior, turboserve.simulation.runtime.rows.admission):
-        monkeypatch.setattr(module, "LIVE_LIMIT", 0)
+    too_many_live(monkeypatch)
     behavior.found_full("m")
     await behavior.renew()
     assert learned_sessions(behavior) == {}
@@ -81,20 +77,30 @@ async def test_what_a_thread_reads_for_metrics_does_not_change_meanwhile(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Incident: the exporter of OTLP has a thread of its own, and iterated over a dictionary that grew."""
-    behavior = LearnedBehavior(database, SystemClock(), 15.0)
-    await session_of(database, "m")
-    behavior.found_full("m")
-    await behavior.renew()
+    behavior = await with_one_full(database)
     read, before = behavior._known, dict(behavior._known)
     behavior.found_full("other")
     await behavior.renew()
     assert (dict(read), list(behavior._known)) == (before, ["m", "other"])
     read, before = behavior._known, dict(behavior._known)
-    for module in (turboserve.state_store.repository.behavior, turboserve.simulation.runtime.rows.admission):
-        monkeypatch.setattr(module, "LIVE_LIMIT", 0)
+    too_many_live(monkeypatch)
     behavior.found_full("m")
     await behavior.renew()
     assert (dict(read), list(behavior._known)) == (before, ["other"])
+
+
+async def with_one_full(database: Database) -> LearnedBehavior:
+    """Return what is learned of one session of model m, which was found full."""
+    behavior = LearnedBehavior(database, SystemClock(), 15.0)
+    await session_of(database, "m")
+    behavior.found_full("m")
+    await behavior.renew()
+    return behavior
+
+
+def too_many_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (turboserve.state_store.repository.behavior, turboserve.simulation.runtime.rows.admission):
+        monkeypatch.setattr(module, "LIVE_LIMIT", 0)
 
 
 async def test_the_event_loop_goes_on_while_behavior_is_learned(

@@ -120,7 +120,7 @@ def report(scale: Scale, results: Mapping[PaperCell, Any]) -> dict[str, Any]:
         drawn = [result for (kind, _), result in its.items() if kind == DRAWN]
         by_start_up[f"{delay:g} s"] = {
             PUBLISHED: its[PUBLISHED, 0],
-            UNSEEN: {system: _unseen(system, drawn) for system in drawn[0]["systems"]},
+            UNSEEN: _by_system(drawn),
         }
     first = by_start_up[f"{scale.start_ups[0]:g} s"]
     first[OTHERS] = others = _others(results)
@@ -167,9 +167,11 @@ def _others(results: Mapping[PaperCell, Any]) -> dict[str, Any]:
         name: [result for cell, result in results.items() if cell.arguments[0] == name] for name in GENERATORS
     }
     found["all"] = [result for its in found.values() for result in its]
-    return {
-        name: {system: _unseen(system, its) for system in its[0]["systems"]} for name, its in found.items()
-    }
+    return {name: _by_system(its) for name, its in found.items()}
+
+
+def _by_system(results: list[Any]) -> dict[str, Any]:
+    return {system: _unseen(system, results) for system in results[0]["systems"]}
 
 
 def _unseen(system: str, results: list[Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def table7_10(report: Mapping[str, Any]) -> list[Result]:
     found = []
     for delay, row in report["ours"].items():
         systems = first(row)["systems"]
-        for name in (name for name in ("learned", "profiled") if name in systems):
+        for name in ("learned", "profiled"):
             ours = systems[name]
             late = f"{ours['late']} of {ours['activations']} late"
             named = f"ten windows, {name}, start-up {delay}, {late}"

@@ -133,13 +133,12 @@ def bars(title: str, unit: str, rows: Sequence[Bars], reference: str = "paper") 
         top = TOP + number * row_h
         parts.append(f'<text x="8" y="{top + 11}">{escape(row.name)}</text>')
         # The number of ours stands beside the end of its interval.
-        ends = (row.paper, row.ours + (row.width or 0.0))
-        colors = ("var(--paper)", "var(--c0)")
-        for index, (value, end) in enumerate(zip((row.paper, row.ours), ends, strict=True)):
-            if value is None or end is None:
+        pair = ((row.paper, 0.0, "var(--paper)"), (row.ours, row.width or 0.0, "var(--c0)"))
+        for index, (value, width, color) in enumerate(pair):
+            if value is None:
                 continue
-            color, at, y = colors[index], across.at(value), top + 15 + index * 12
-            wide, right = max(abs(at - zero), 1.0), max(across.at(end), zero) + 4
+            at, y = across.at(value), top + 15 + index * 12
+            wide, right = max(abs(at - zero), 1.0), max(across.at(value + width), zero) + 4
             parts.append(
                 f'<rect x="{min(at, zero):.1f}" y="{y}" width="{wide:.1f}" height="9" fill="{color}"/>'
                 f'<text x="{right:.1f}" y="{y + 8}" class="v">{number_of(value)}</text>'

@@ -194,7 +194,6 @@ class Cluster:
         for worker, kind in _marks(session):
             entry = touched[worker] = self._entry(worker)
             getattr(entry, kind).add(session.id)
-            entry.as_candidate = None
         return touched
 
     def _unmark(self, session: SessionState) -> dict[str, PoolEntry]:
@@ -202,11 +201,11 @@ class Cluster:
         for worker, kind in _marks(session):
             entry = touched[worker] = self.entries[worker]
             getattr(entry, kind).discard(session.id)
-            entry.as_candidate = None
         return touched
 
     def _rank(self, touched: dict[str, PoolEntry]) -> None:
         for entry in touched.values():
+            entry.as_candidate = None
             self.urgency.changed.add(entry.id)
             if entry.state is NO_WORKER:
                 self._tidy(entry)
